@@ -1,6 +1,6 @@
-"""Exact experiments on teams small enough to solve: nothing here is sampled unless it says so.
+"""Exact experiments on teams small enough to solve; nothing is sampled unless a module says so.
 
-checks       what a check is, and what it is given
-verify       every check of the paper's and our statements over random teams
+checks       what a check is, and its input
+verify       every check of the paper's statements and ours over random teams
 team_checks  the statements about teams: occupancy, certificates, token KL
 """

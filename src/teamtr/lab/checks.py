@@ -1,4 +1,4 @@
-"""What a check is: a statement, a batch of random cases, and the two numbers that the statement compares."""
+"""Data types of a check: a statement, a batch of random cases, and the two numbers that the statement compares."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from teamtr.theory.tabular import DiscountedStage, EpisodicStage
 
 TOLERANCE = 1e-9
-"""Rounding allowed to a statement, relative to 1 + |bound|."""
+"""Tolerance for rounding, relative to 1 + |bound|."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One statement on a batch of random cases: ``true <= bound`` in each, or ``true == bound`` if ``equal``.
 
-    A lower bound is written in its slack form, so that it reads the same: for gain >= surrogate - penalty the true
-    value is surrogate - gain and the bound is the penalty.
+    A lower bound is written as slack: for gain >= surrogate - penalty, the true value is surrogate - gain and the bound
+    is the penalty.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Outcome:
     equal: bool = False
 
     def violations(self) -> int:
-        """How many cases break the statement by more than rounding; a nan breaks it."""
+        """Number of cases that violate the statement by more than rounding. A nan is a violation."""
         bound, true = np.broadcast_arrays(self.bound, self.true)
         with np.errstate(invalid="ignore"):  # inf - inf
             gap = np.abs(bound - true) if self.equal else true - bound
@@ -42,7 +42,7 @@ class Outcome:
         return int((~holds).sum())
 
     def ratios(self) -> Floats:
-        """bound / true wherever the true value is above 1e-12: 1 is tight."""
+        """bound / true wherever the true value is above 1e-12; 1 is tight."""
         bound, true = np.broadcast_arrays(self.bound, self.true)
         counted = true > 1e-12
         return np.asarray(bound[counted] / true[counted], dtype=np.float64)
@@ -50,10 +50,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Draw:
-    """What a check is given: one batch of ``size`` random cases.
+    """The input of a check: one batch of ``size`` random cases.
 
-    ``rng`` belongs to this check and this batch alone. The two stages hold ``size`` random teams each, of one shape
-    a batch, with their intermediate teams; what the teams compute (values, occupancies) is computed once and shared.
+    ``rng`` belongs to this check and this batch alone. The two stages hold ``size`` random teams each, with their
+    intermediate teams; all teams of a batch have one shape. What teams compute (values, occupancies) is computed once
+    and shared by the checks.
     """
 
     rng: np.random.Generator

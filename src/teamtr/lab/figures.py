@@ -1,6 +1,7 @@
-"""One figure for each lab, drawn to a PNG, PDF or SVG: axes with units, and a caption that says what would be good.
+"""One figure for each lab, as PNG, PDF or SVG: axes with units, and a caption that says what a good result looks like.
 
-matplotlib is imported when a figure is drawn, with its file backend: no screen is needed, and nothing else pays for it.
+matplotlib is imported when a figure is drawn, with its file backend: no screen is needed, and nothing else pays for the
+import.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DPI = 130
 
 
 def draw_verify(report: VerifyReport, path: str | Path) -> Path:
-    """For each statement, how far its bound lies above the truth: median and 99th percentile, violations in red."""
+    """For each statement, the ratio of bound to true value: median and 99th percentile, with violations in red."""
     figure, plt = _figure(9.0, 0.19 * len(report.checks) + 2.0)
     axes = figure.subplots()
     named = [(name, check) for name, check in report.checks.items()][::-1]
@@ -52,7 +53,8 @@ def draw_verify(report: VerifyReport, path: str | Path) -> Path:
 
 
 def draw_roles(report: RolesReport, path: str | Path) -> Path:
-    """Success by number of agents, fresh and stale, and beside it the updates that lowered J, the gap and the drift."""
+    """Left, success by number of agents, fresh and stale, with the share of updates that lowered J; right, gap and
+    drift."""
     figure, plt = _figure(10.0, 4.2)
     left, right = figure.subplots(1, 2)
     n = np.array(report.n)
@@ -96,7 +98,7 @@ def draw_roles(report: RolesReport, path: str | Path) -> Path:
 
 
 def draw_scaling(report: ScalingReport, path: str | Path) -> Path:
-    """A panel for each family under fresh training: measured sums and bounds against n, on logarithmic axes."""
+    """One panel per family under fresh training: measured sums and bounds against n, on logarithmic axes."""
     names = list(dict.fromkeys(family.family for family in report.families))
     columns = 4
     rows = -(-len(names) // columns)
@@ -190,13 +192,13 @@ PLAN_STYLES = {
     "reweighted": ("reweighted", "#4393c3", 4.0),
     "partial": ("partial", "#8073ac", 4.0),
 }
-"""Of each plan of the map: its name in the figure, colour and size."""
+"""For each plan of the map: its name in the figure, color and marker size."""
 BUDGETS: tuple[tuple[Cost, str, float, float], ...] = (("updates", "o", 1.0, -0.13), ("tokens", "D", 0.7, 0.2))
-"""What is equal: its marker, relative size, and place beside the middle of a plan's row."""
+"""For each budget: its marker, relative marker size, and offset from the middle of a plan's row."""
 
 
 def draw_staleness(report: StalenessReport, path: str | Path) -> Path:
-    """A panel for each cell: blind roles by agents and radius, the others below; red where stale fails."""
+    """One panel per cell: blind roles by agents and radius, the others below; red where stale rollouts fail."""
     blind = [cell for cell in report.cells if cell.cell.is_exact]
     others = [cell for cell in report.cells if not cell.cell.is_exact]
     agents = sorted({cell.cell.agents for cell in blind})
@@ -272,7 +274,7 @@ def _draw_cell(panel: Any, cell: CellReport, plans: Sequence[str], title: str, f
 
 
 def _what_differs(cell: CellReport) -> str:
-    """The title of a cell that does not stand in the grid."""
+    """The title of a cell outside the grid."""
     about = cell.cell
     if about.game == "roles":
         second = "all hear each other" if about.sees == "everything" else "blind in each round"
@@ -292,7 +294,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _legend(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Every label once, from whichever panel has it."""
+    """Every label once, from the first panel that has it."""
     found: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

@@ -34,7 +34,7 @@ def fisher_bridge(draw: Draw) -> Iterator[Outcome]:
     ]:
         yield Outcome(f"{name} (above)", high, exact)
         yield Outcome(f"{name} (below)", exact, low)
-        # State by state the remainder is of the cube of the step there; the lemma has the length of the whole step.
+        # The remainder is cubic in the norm of each state's own step; the lemma has the norm of the whole step.
         remainder_B = np.abs(exact - got.quadratic)
         norm_BS, norm_B = np.linalg.norm(step, axis=-1), np.linalg.norm(flat_BK, axis=-1)
         cubic_BS = geometry.cubic_constant(norm_BS, cur_to_new=direction) * norm_BS**3 / 6.0
@@ -46,7 +46,7 @@ def fisher_bridge(draw: Draw) -> Iterator[Outcome]:
 
 
 def quadratic_ball(draw: Draw) -> Iterator[Outcome]:
-    """lem:lin-quad: the printed maximiser is feasible, attains its value, and no other step on the ball gains more."""
+    """lem:lin-quad: the printed maximizer is feasible, attains its value, and no other step on the ball gains more."""
     rng, size, count = draw.rng, draw.size, int(draw.rng.integers(2, 6))
     root = rng.standard_normal((size, count, count))
     matrix = root @ np.swapaxes(root, 1, 2) + 10.0 ** rng.uniform(-1.0, 1.0, size=(size, 1, 1)) * np.eye(count)
@@ -55,17 +55,18 @@ def quadratic_ball(draw: Draw) -> Iterator[Outcome]:
     used = 0.5 * np.einsum("bk,bkl,bl->b", got.step_K, matrix, got.step_K)
     yield Outcome("lem:lin-quad (fills)", radius, used, equal=True)
     yield Outcome("lem:lin-quad (value)", got.gain, (gradient * got.step_K).sum(axis=1), equal=True)
-    # near the maximiser and anywhere
+    # near the maximizer and anywhere
     other = got.step_K + rng.standard_normal((size, count)) * 10.0 ** rng.uniform(-3.0, 1.0, size=(size, 1))
     other *= np.sqrt(radius / (0.5 * np.einsum("bk,bkl,bl->b", other, matrix, other)))[:, None]
     yield Outcome("lem:lin-quad", got.gain, (gradient * other).sum(axis=1))
 
 
 def natural_stage(draw: Draw) -> Iterator[Outcome]:
-    """thm:info-lower-stage as it holds: a stage of natural-gradient steps on the random teams, exact gains.
+    """thm:info-lower-stage in the form that holds: a stage of natural-gradient steps on the random teams, with exact
+    gains.
 
-    Each agent in turn takes the step of lem:lin-quad for a table of message logits at its own states. Slack form: what
-    the gradients promise, less the gain, is at most the occupancy terms at the steps' true KLs.
+    Each agent in turn takes the step of lem:lin-quad on a table of message logits at its own states. As slack: the gain
+    that the gradients promise, minus the true gain, is at most the occupancy terms at the steps' true KLs.
     """
     rng, size = draw.rng, draw.size
     team = _own_rows(draw.discounted.teams[0])
@@ -77,7 +78,7 @@ def natural_stage(draw: Draw) -> Iterator[Outcome]:
     for agent in draw.discounted.order:
         own_BS = team.occupancy_BS * (team.active_BS == agent)
         policy, advantage = team.policy_BSA, team.advantage_BSA
-        gradient = weight_B[:, None, None] * own_BS[:, :, None] * policy * advantage  # A has mean 0: no centring
+        gradient = weight_B[:, None, None] * own_BS[:, :, None] * policy * advantage  # A has mean 0: no centering
         covariance = policy[..., :, None] * (identity - policy[..., None, :])
         fisher = own_BS[:, :, None, None] * covariance + eps_B[:, None, None, None] * identity
         direction = np.linalg.solve(fisher, gradient[..., None])[..., 0]
@@ -85,7 +86,7 @@ def natural_stage(draw: Draw) -> Iterator[Outcome]:
         moves_B = norm2_B > 0
         length_B = np.where(moves_B, np.sqrt(2.0 * radius_B / np.where(moves_B, norm2_B, 1.0)), 0.0)
         step = length_B[:, None, None] * direction
-        # The Hessian has a block for each state: its norm is the largest, each bounded as in lem:smooth.
+        # The Hessian is block-diagonal over states: its norm is the largest block's, each bounded as in lem:smooth.
         roughest_B = (own_BS * np.abs(advantage).max(axis=2)).max(axis=1) * weight_B
         curvature_B = geometry.uniform_smoothness(roughest_B, geometry.TABLE_SPAN, 0.5, 1.0) / eps_B
         promise_B = geometry.budget_aware_gain(np.sqrt(2.0 * norm2_B), curvature_B, radius_B)
@@ -105,13 +106,13 @@ def natural_stage(draw: Draw) -> Iterator[Outcome]:
 
 
 def _own_rows(team: tabular.DiscountedTeam) -> tabular.DiscountedTeam:
-    """The same team, every state with a policy row of its own."""
+    """The same team with a separate policy row for every state."""
     logits = np.take_along_axis(team.logits_BSKV, team.row_BS[:, :, None, None], axis=1)
     return replace(team, logits_BSKV=logits, row_BS=np.broadcast_to(np.arange(logits.shape[1]), team.row_BS.shape))
 
 
 def _token_logits(space: tabular.MessageSpace, policy_BSA: Floats) -> Floats:
-    """Token logits of a message policy: the logarithm of the mass that passes each prefix and token."""
+    """Token logits of a message policy: the logarithm of the mass that passes through each prefix and token."""
     return np.log(np.maximum(space.token_mass(policy_BSA), 1e-300))
 
 
@@ -154,9 +155,9 @@ def derivatives(draw: Draw) -> Iterator[Outcome]:
 
 
 def ascent(draw: Draw) -> Iterator[Outcome]:
-    """thm:pgd: projected ascent of random surrogates in a ball, with eta up to 1/L."""
+    """thm:pgd: projected gradient ascent on random surrogates in a ball, with eta up to 1/L."""
     model, theta = _surrogates(draw.rng, draw.size)
-    # Sharper than the uniform bound, still valid: some eta are close to what the curvature allows.
+    # smoothness() is sharper than the uniform bound, so that some eta are close to what the curvature allows.
     eta = draw.rng.uniform(0.2, 1.0, size=draw.size) / model.smoothness()
     project = geometry.ball_projection(theta, draw.rng.uniform(0.05, 1.0, size=draw.size))
     path = geometry.projected_ascent(model.value, model.gradient, project, theta, eta, steps=8)

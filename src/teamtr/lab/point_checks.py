@@ -1,7 +1,7 @@
-"""Checks of the statements about samples, laws, parameters and budgets (app:group, app:extras), on random cases.
+"""Checks of the statements about samples, distributions, parameters and budgets (app:group, app:extras).
 
-Probabilities of failure are added up exactly over all outcomes of small experiments, not simulated. Where a statement
-speaks of teams, the random teams of the batch are used; elsewhere the cases are drawn here.
+Failure probabilities are summed exactly over all outcomes of small random experiments, not simulated. Statements about
+teams are checked on the random teams of the batch; the other cases are drawn here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from teamtr.types import Floats
 Rng = np.random.Generator
 
 ROUNDING = 1e-12
-"""An event must exceed its threshold by this to count, so that equality by rounding is no failure."""
+"""An event must exceed its threshold by this to count, so that equality up to rounding is not a failure."""
 
 
 # -- samples (app:groupconc) ----------------------------------------------------------------------------------
@@ -28,7 +28,8 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class _Coins:
-    """B experiments of N_b coins with values low and high: every outcome k of 0..N_b with its probability."""
+    """B experiments of N_b coins with a low and a high value: every number k = 0..N_b of high values, with its
+    probability."""
 
     count_B: Floats
     mass_BK: Floats
@@ -78,7 +79,7 @@ def hoeffding(draw: Draw) -> Iterator[Outcome]:
     """lem:grouphoeffding: the exact tail of a mean of coins against its bound."""
     coins = _coins(draw.rng, draw.size)
     away_BK = np.abs(coins.mean_BK - coins.expectation_B[:, None])
-    # At the deviation of one of the outcomes, just below: there the tail is largest for its epsilon.
+    # Just below the deviation of one of the outcomes, where the tail is largest for its epsilon.
     picked_B = draw.rng.integers(0, coins.count_B.astype(np.int64) + 1)
     epsilon_B = np.take_along_axis(away_BK, picked_B[:, None], axis=1)[:, 0] * (1.0 - 1e-9)
     tail_B = _probability(coins.mass_BK, away_BK > epsilon_B[:, None])
@@ -110,9 +111,10 @@ def _compositions(groups: int) -> Floats:
 
 
 def empirical_surrogate(draw: Draw) -> Iterator[Outcome]:
-    """cor:empL: one message a group, three messages; every batch is enumerated, failures are added up.
+    """cor:empL with one message per group, out of three messages: every batch is enumerated, and failure probabilities
+    are summed.
 
-    Also with Bernstein's term, and with one side only.
+    Also with Bernstein's term, and one-sided.
     """
     rng, size = draw.rng, draw.size
     groups = int(rng.integers(4, 17))
@@ -149,7 +151,8 @@ def empirical_surrogate(draw: Draw) -> Iterator[Outcome]:
 
 
 def stage_confidence(draw: Draw) -> Iterator[Outcome]:
-    """thm:stage-hp, the part that is chance: with delta_conf / n for each step, all n hold with 1 - delta_conf."""
+    """thm:stage-hp, the random part: with delta_conf / n for each step, all n bounds hold with probability
+    1 - delta_conf."""
     steps = int(draw.rng.integers(2, 6))
     delta_B = 10.0 ** draw.rng.uniform(-2.0, -0.1, size=draw.size)
     all_hold_B = np.ones(draw.size)
@@ -162,8 +165,8 @@ def stage_confidence(draw: Draw) -> Iterator[Outcome]:
 
 
 def stage_population(draw: Draw) -> Iterator[Outcome]:
-    """thm:stage-hp, the part that is not chance: the expected clipped surrogates of a stage, less the occupancy and
-    ratio terms, never exceed its gain. True advantages, so zeta is 0."""
+    """thm:stage-hp, the deterministic part: the expected clipped surrogates of a stage, minus the occupancy and ratio
+    terms, never exceed its gain. Advantages are true, so zeta is 0."""
     stage = draw.discounted
     eps_B = draw.rng.uniform(0.05, 0.5, size=draw.size)
     weight_B = 1.0 / (1.0 - stage.teams[0].gamma_B)
@@ -193,7 +196,7 @@ def mixing(draw: Draw) -> Iterator[Outcome]:
     p_B, q_B = 10.0 ** rng.uniform(-3.0, -0.02, size=(2, size))
     transition = np.stack([np.stack([1 - p_B, p_B], -1), np.stack([q_B, 1 - q_B], -1)], -2)
     kept = block * m
-    # law_BXK[b, x, k]: the state is x and k of the kept values were ones
+    # law_BXK[b, x, k]: probability that the state is x and k of the kept values were ones
     law_BXK = np.zeros((size, 2, kept + 1))
     law_BXK[:, :, 0] = concentration.stationary(transition)
     for t in range(count):
@@ -219,7 +222,7 @@ def mixing(draw: Draw) -> Iterator[Outcome]:
 
 
 def baseline(draw: Draw) -> Iterator[Outcome]:
-    """lem:shrinkage and cor:baselinebias by enumeration of all groups of one rollout and G - 1 others."""
+    """lem:shrinkage and cor:baselinebias, by enumerating all groups of one rollout and G - 1 others."""
     rng, size = draw.rng, draw.size
     group_size = int(rng.integers(2, 6))
     returns_BX = rng.standard_normal((size, 3)) * 10.0 ** rng.uniform(-2.0, 2.0, size=(size, 1))
@@ -240,7 +243,7 @@ def baseline(draw: Draw) -> Iterator[Outcome]:
 
 
 def clipping(draw: Draw) -> Iterator[Outcome]:
-    """lem:clipbias and cor:clipbias-prob on random finite laws."""
+    """lem:clipbias and cor:clipbias-prob on random finite distributions."""
     rng, size = draw.rng, draw.size
     values = rng.standard_normal((size, 6)) * 10.0 ** rng.uniform(-1.0, 1.0, size=(size, 1))
     got = concentration.clip_bias(values, rng.dirichlet(np.ones(6), size=size), rng.uniform(0.1, 4.0, size=size))
@@ -251,18 +254,18 @@ def clipping(draw: Draw) -> Iterator[Outcome]:
     yield Outcome("cor:clipbias-prob (second moment)", got.by_second_moment, got.overflow)
 
 
-# -- laws of messages (app:groupconc, app:infoupper) ------------------------------------------------------------
+# -- distributions of messages (app:groupconc, app:infoupper) ---------------------------------------------------
 
 
 def _laws(rng: Rng, size: int, messages: int) -> tuple[Floats, Floats]:
-    """Pairs of laws with mass everywhere, from almost equal to far apart."""
+    """Pairs of distributions with full support, from almost equal to far apart."""
     logits = rng.standard_normal((size, messages)) * rng.choice([0.1, 1.0, 3.0], size=(size, 1))
     tilt = rng.standard_normal((size, messages)) * 10.0 ** rng.uniform(-3.0, 0.5, size=(size, 1))
     return geometry.softmax(logits), geometry.softmax(logits + tilt)
 
 
 def ratios(draw: Draw) -> Iterator[Outcome]:
-    """lem:ratio-tv and lem:clipbias-kl step by step, and what is true of PPO's minimum."""
+    """lem:ratio-tv and lem:clipbias-kl step by step, and two statements about PPO's minimum."""
     rng, size = draw.rng, draw.size
     cur, new = _laws(rng, size, int(rng.integers(2, 7)))
     yield Outcome(
@@ -271,7 +274,7 @@ def ratios(draw: Draw) -> Iterator[Outcome]:
         information.ratio_deviation(cur, new),
         equal=True,
     )
-    # Weights of one size for every message, often: then the first inequality is tight.
+    # In half of the cases all weights have size 1, which can make the first inequality tight.
     weights = rng.uniform(-1.0, 1.0, size=cur.shape)
     signs = np.where(rng.random((size, 1)) < 0.5, np.sign(weights), weights)
     low, high = rng.uniform(0.0, 0.9, size=size), rng.uniform(0.0, 1.0, size=size)
@@ -309,12 +312,12 @@ def centring(draw: Draw) -> Iterator[Outcome]:
 
 
 def variational(draw: Draw) -> Iterator[Outcome]:
-    """lem:dv: for any eta; with equality at the tilted law; and its square-root form."""
+    """lem:dv for any eta, with equality at the tilted distribution, and its square-root form."""
     rng, size = draw.rng, draw.size
     cur, new = _laws(rng, size, int(rng.integers(2, 7)))
     f = rng.standard_normal(cur.shape) * 10.0 ** rng.uniform(-1.0, 1.0, size=(size, 1))
     eta = 10.0 ** rng.uniform(-2.0, 1.0, size=size)
-    # bound - lowest f: a slack form that stays positive, so that the ratio means something
+    # minus the lowest f: both sides are then positive, so that their ratio is meaningful
     lowest = f.min(axis=1)
     mean = (new * f).sum(axis=1)
     yield Outcome("lem:dv", information.donsker_varadhan(cur, new, f, eta) - lowest, mean - lowest)
@@ -348,9 +351,10 @@ def oracle(draw: Draw) -> Iterator[Outcome]:
 
 
 def episode_shift(draw: Draw) -> Iterator[Outcome]:
-    """A whole stage moves the law of an episode by at most what the *sum* of its KLs under the stage-start team allows.
+    """A whole stage moves an episode's distribution by at most what the *sum* of its KLs under the stage-start team
+    allows.
 
-    The root of a sum, where lem:cumocc has the sum of roots: over the steps of a stage it grows like n^(3/2), not n^2.
+    This is the root of a sum, where lem:cumocc has a sum of roots: over a stage it grows like n^(3/2), not like n^2.
     """
     whole = draw.episodic.whole
     total_B = whole.kl_by_turn_BK.sum(axis=1)
@@ -362,7 +366,8 @@ def episode_shift(draw: Draw) -> Iterator[Outcome]:
 
 
 def budgets(draw: Draw) -> Iterator[Outcome]:
-    """The best radii certify at least as much as random, equal and proportional ones of the same budget."""
+    """The best radii certify at least as much as random ones, equal ones and small perturbations of the best, within
+    the same budget."""
     rng, size, steps = draw.rng, draw.size, int(draw.rng.integers(1, 7))
     kappa = rng.uniform(0.0, 2.0, size=(size, steps))
     curvature = rng.uniform(0.0, 5.0, size=kappa.shape) * rng.integers(2, size=(size, 1))

@@ -1,13 +1,13 @@
-"""Exactly one volunteers: the game on which stale episodes ruin a team, computed exactly.
+"""The game "exactly one volunteers", in which stale episodes ruin a team, computed exactly.
 
-n agents who neither see nor hear each other each say 1 with probability p_j = sigmoid(logit_j); the team succeeds if
+n agents that do not see each other's messages each say 1 with probability p_j = sigmoid(logit_j); the team succeeds if
 exactly one does. J is linear in each p_j, so with g_j = P(none of the others) - P(exactly one of the others)
 
     gain of moving p_j by d  =  d g_j   exactly, and the fresh surrogate is the gain.
 
-Every update fills its radius exactly, KL(old || new) = radius, in the direction of its gradient: of the intermediate
-team ("fresh"), or of the stage-start team ("stale"). Teams are drawn with logits of deviation ``spread``; 0.2 is
-fitted to a known table of stale success (docs/log.md, "What was fitted in the lab").
+Every update fills its radius exactly, KL(old || new) = radius, in the direction of its gradient: that of the
+intermediate team ("fresh"), or of the stage-start team ("stale"). Initial logits have standard deviation ``spread``;
+0.2 is fitted to a known table of stale success (docs/log.md, "What was fitted in the lab").
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from teamtr.theory.power_law import PowerLaw, fit_power_law
 from teamtr.types import Floats
 
 LAST = 10
-"""Success is averaged over this many stages at the end."""
+"""Success is averaged over this many final stages."""
 
 LOGIT_BOUND = 30.0
-"""Where logits stop: 1 - p is then 1e-13. A radius cannot be filled beyond; ``filled`` counts those that were."""
+"""Limit of logits, at which 1 - p is 1e-13. An update that reaches it cannot fill its radius; ``filled`` is the share
+of updates that did."""
 
 LOWERED = 1e-12
-"""An update lowered J if its exact gain is below minus this."""
+"""An update counts as lowering J if its exact gain is below minus this."""
 
 FRESH, STALE = 0, 1
 
@@ -38,8 +39,8 @@ FRESH, STALE = 0, 1
 class RolesReport:
     """Success and drift by number of agents, under fresh and under stale training: means over seeds.
 
-    ``*_gap`` is the stale gap and ``*_drift`` the occupancy drift of tab:scaling, each the mean over all stages of its
-    sum over the updates of a stage; ``*_lowered`` the share of updates that lowered J. ``spread_*`` are standard
+    ``*_gap`` is the stale gap and ``*_drift`` the occupancy drift of tab:scaling, each summed over the updates of a
+    stage and averaged over all stages; ``*_lowered`` is the share of updates that lowered J. ``spread_*`` are standard
     deviations over seeds. ``exponents`` are fitted to n, None where a mean is zero.
     """
 
@@ -58,8 +59,9 @@ class RolesReport:
     stale_filled: tuple[float, ...]
     exponents: dict[str, PowerLaw | None]
     by_seed: dict[str, tuple[tuple[float, ...], ...]]
-    """"fresh" and "stale": each team's success, a row for each n. Two-peaked: most stale teams of many agents stay near
-    0.4 and a few find their roles, so that the deviation of eight teams may miss the second peak."""
+    """"fresh" and "stale": each team's success, a row for each n. The distribution is bimodal: most stale teams of many
+    agents stay near 0.4 and a few divide the roles, so a standard deviation over eight teams may miss the second
+    mode."""
     curves: dict[str, tuple[tuple[float, ...], ...]]
     """"fresh" and "stale": mean success after each stage, a row for each n."""
     seeds: int
@@ -140,7 +142,7 @@ def sigmoid(logit: Floats) -> Floats:
 
 
 def others(p_A: Floats, agent: int) -> tuple[Floats, Floats]:
-    """P(none) and P(exactly one) of the others volunteering; agents along the last axis."""
+    """P(none) and P(exactly one) of the other agents volunteer; agents along the last axis."""
     none, one = np.ones(p_A.shape[:-1]), np.zeros(p_A.shape[:-1])
     for k in range(p_A.shape[-1]):
         if k != agent:
@@ -163,7 +165,8 @@ def bernoulli_kl(logit_cur: Floats, logit_new: Floats) -> Floats:
 
 
 def fill_radius(logit: Floats, direction: Floats, radius: float) -> Floats:
-    """The logit in ``direction`` (+1, -1, or 0: stay) at exactly ``radius`` nats, by bisection; at most the bound."""
+    """The logit in ``direction`` (+1, -1, or 0: stay) at exactly ``radius`` nats, by bisection; at most
+    ``LOGIT_BOUND``."""
     furthest = np.maximum(np.where(direction > 0, LOGIT_BOUND - logit, LOGIT_BOUND + logit), 0.0) * np.abs(direction)
     p = sigmoid(logit)
     limit = radius + np.logaddexp(0.0, logit)
@@ -171,7 +174,7 @@ def fill_radius(logit: Floats, direction: Floats, radius: float) -> Floats:
     reachable = np.logaddexp(0.0, logit + direction * furthest) - p * direction * furthest > limit
     low, high = np.zeros_like(logit), furthest
     slope = p * direction
-    for _ in range(56):  # halvings of at most 60: down to rounding
+    for _ in range(56):  # halves an interval of at most 60 down to rounding
         middle = 0.5 * (low + high)
         inside = np.logaddexp(0.0, logit + direction * middle) - slope * middle <= limit
         low, high = np.where(inside, middle, low), np.where(inside, high, middle)
@@ -179,7 +182,7 @@ def fill_radius(logit: Floats, direction: Floats, radius: float) -> Floats:
 
 
 def drift_of_coins(p_new_A: Floats, p_old_A: Floats) -> Floats:
-    """TV between the laws of what agents 0..k-1 said, for k = 0..n-1: the state at turn k. Shape (n, ...)."""
+    """TV between the distributions of what agents 0..k-1 said, for k = 0..n-1: the state at turn k. Shape (n, ...)."""
     new, old = np.ones((*p_new_A.shape[:-1], 1)), np.ones((*p_old_A.shape[:-1], 1))
     distances = []
     for k in range(p_new_A.shape[-1]):
@@ -196,8 +199,8 @@ def drift_of_coins(p_new_A: Floats, p_old_A: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Run:
-    """One team size, both rules (first axis: fresh, stale): success (2, stages, seeds), the rest (2, stages, seeds),
-    shares of the stage's updates or sums over them."""
+    """One team size. All arrays are (2, stages, seeds), the first axis being fresh and stale: success after each stage,
+    and shares of the stage's updates or sums over them."""
 
     success: Floats
     lowered: Floats
@@ -226,7 +229,7 @@ def _train(rng: np.random.Generator, n: int, seeds: int, stages: int, radius: fl
             logits = logits.copy()
             logits[..., agent] = moved
         p_end = sigmoid(logits)
-        # Before update i the agents below i have moved. At turn t the state is what agents below t said.
+        # Before update i, the agents below i have been updated. The state at turn t is what the agents below t said.
         distances = drift_of_coins(p_end, p_start)
         moved_before = np.minimum.outer(np.arange(n), np.arange(n))
         record["drift"].append(distances[moved_before].mean(axis=1).sum(axis=0))
@@ -237,7 +240,7 @@ def _train(rng: np.random.Generator, n: int, seeds: int, stages: int, radius: fl
 
 
 def table(report: RolesReport, sizes: Sequence[int] = (2, 3, 4, 5, 6, 8, 12)) -> list[dict[str, float]]:
-    """Fresh against stale by the number of agents, for the sizes that were run."""
+    """Fresh against stale by number of agents, for those sizes that were run."""
     columns = ("fresh", "stale", "fresh_lowered", "stale_lowered")
     return [
         {"n": n, **{column: getattr(report, column)[k] for column in columns}}

@@ -1,20 +1,20 @@
-"""How staleness grows with the number of agents: the bounds' growth beside what is measured, exactly.
+"""How staleness grows with the number of agents: the growth of the bounds next to exact measurements.
 
 rem:quad2lin bounds what a stage loses by stale evaluation by O(n^2 sqrt(delta)) and by fresh evaluation by
-O(n sqrt(delta)), and tab:scaling fits exponents to measurements. Bounds say nothing about how the bounded thing grows.
-Here small teams of several task families take exact natural-gradient steps that fill their radius, and for every step
-all of it is computed from the whole tree of histories:
+O(n sqrt(delta)), and tab:scaling fits exponents to measurements. The growth of a bound says nothing about the growth of
+the bounded quantity. Here small teams of several task families take exact natural-gradient steps that fill their
+radius. For every step the following are computed from the whole tree of histories:
 
     gap        |L_i^seq - L_i^stale|: the stale surrogate of eq:surrogate_stale (old states, new advantages)
-    gap_naive  |L_i^seq - L_i^naive|: what naive sequential training really climbs (old states *and* old advantages)
+    gap_naive  |L_i^seq - L_i^naive|: what naive sequential training really optimizes (old states *and* old advantages)
     error      |gain - L_i^seq|: what the fresh surrogate misses of the step's true gain
-    drift      TV(d of the intermediate team, d of the stage-start team), turns weighed alike (D_occ of tab:scaling)
+    drift      TV(d of the intermediate team, d of the stage-start team), turns weighted equally (D_occ of tab:scaling)
 
 each summed over the steps of a stage and averaged over stages and teams.
 
 The bounds' own exponents are 2 and 1 at a fixed discount. They are fitted on the same n as the measurements, because
-n (n - 1) / 2 is no power law: over n = 2..8 its fitted exponent is 2.39, over n = 4..8 it is 2.22. A verdict rests on
-the larger n (``tail``): at n = 2 there is one pair of agents, and symmetric games may start where it does not couple.
+n (n - 1) / 2 is no power law: over n = 2..8 its fitted exponent is 2.39, over n = 4..8 it is 2.22. A verdict is based
+on the larger n (``tail``): at n = 2 there is one pair of agents, and symmetric games may start where it is not coupled.
 """
 
 from __future__ import annotations
@@ -34,13 +34,10 @@ from teamtr.types import Floats
 
 BIT = MessageSpace(2, 1)
 ZERO = 1e-12
-"""Below this a measured sum is rounding."""
+"""A measured sum below this is rounding."""
 
 Rule = Literal["fresh", "stale"]
 SpeakingOrder = Literal["forward", "reverse"]
-
-
-# -- power laws --------------------------------------------------------------------------------------------------
 
 
 # -- task families -------------------------------------------------------------------------------------------------
@@ -71,7 +68,8 @@ def build_team(
     reward: Floats,
     spread: float,
 ) -> EpisodicTeam:
-    """Teams that say one bit a turn. ``seen[t][h]`` numbers what the speaker of turn t can tell of history h."""
+    """Teams that say one bit per turn. ``seen[t][h]`` identifies what the speaker of turn t sees of history h: it
+    cannot distinguish histories with equal numbers."""
     rows, used = [], 0
     for seen_N in seen:
         _, kind_N = np.unique(seen_N, return_inverse=True)
@@ -126,7 +124,7 @@ def separate_tasks(rng: np.random.Generator, size: int, n: int) -> EpisodicTeam:
 
 
 def two_rounds(rng: np.random.Generator, size: int, n: int) -> EpisodicTeam:
-    """Exactly one volunteers in the second round; the first round is heard by all."""
+    """Exactly one volunteers in the second round; all agents see the first round."""
     seen = [np.zeros(1, dtype=np.int64)] * n + [np.arange(2**n)] * n
     seen = [np.repeat(what, 2**t // len(what)) if t else what for t, what in enumerate(seen)]
     reward = np.tile(_exactly_one(n), 2**n)
@@ -135,7 +133,8 @@ def two_rounds(rng: np.random.Generator, size: int, n: int) -> EpisodicTeam:
 
 
 def code_exchange(rng: np.random.Generator, size: int, n: int) -> EpisodicTeam:
-    """n - 1 agents hold a private bit each and say one; the last, who hears them, must say all bits in turn."""
+    """n - 1 agents hold a private bit each and say one; the last agent sees their messages and must say all bits in
+    turn."""
     holders = n - 1
     problems = 2**holders
     code = bits(holders)
@@ -179,13 +178,14 @@ class StageMeasures:
 def measure_stage(
     rng: np.random.Generator, start: EpisodicTeam, radius: float, rule: Rule, order: SpeakingOrder = "forward"
 ) -> StageMeasures:
-    """Every agent takes one natural-gradient step that fills ``radius`` (nats per message), and all is measured.
+    """Every agent takes one natural-gradient step that fills ``radius`` (nats per message); computes all sums and
+    bounds.
 
     "fresh": each step is computed on the intermediate team; "stale": all on the stage-start team. "forward" updates
     agents in the order in which they first speak, "reverse" from the last to the first.
 
-    The paper's bounds are in the discounted unit; as it prescribes for H turns, gamma = 1 - 1/H and D_tok = (the
-    episode's sum of KLs) / H. A_max is the exact largest |A| of the team before the step.
+    The paper's bounds are in the discounted unit; as it prescribes for H turns, gamma = 1 - 1/H and D_tok = (the sum of
+    the episode's KLs) / H. A_max is the exact largest |A| of the team before the step.
     """
     team, size, turns = start, len(start.start_BX), start.horizon
     agents = range(start.agents) if order == "forward" else range(start.agents)[::-1]
@@ -228,22 +228,23 @@ def measure_stage(
 
 
 def _drift(team: EpisodicTeam, start: EpisodicTeam) -> Floats:
-    """TV of the two occupancies: histories of different turns are different states, each turn has 1/H of the mass."""
+    """TV of the two occupancies: histories of different turns are different states, and each turn has 1/H of the
+    mass."""
     return np.asarray(np.mean([tv(a, b) for a, b in zip(team.visits[:-1], start.visits[:-1], strict=True)], axis=0))
 
 
 # -- the lab -------------------------------------------------------------------------------------------------------
 
 CLAIMS = {"gap": "stale", "gap_naive": "stale", "drift": "stale", "error": "fresh"}
-"""Which of the two growths each measured sum is to be held against: n^2 for stale evaluation, n for fresh."""
+"""The claimed growth that each measured sum is compared with: n^2 for stale evaluation, n for fresh."""
 
 UNFITTED = ("lowered", "gain")
 
 CURVED = 0.1
-"""Exponents closer than this count as equal: neither curve is a power law, so their fits agree no better."""
+"""Exponents closer than this count as equal: neither curve is an exact power law, so their fits cannot agree better."""
 
 UNDECIDED = 0.75
-"""An interval wider than this would hold against almost any claim."""
+"""An interval wider than this is compatible with almost any claim."""
 
 NOTE = (
     "Over a stage of steps of one radius the drift cannot grow like n^2 for large n: by the chain rule the total "
@@ -254,7 +255,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class FamilyScaling:
-    """One family under one rule and order: means per n, fitted exponents, and what they say."""
+    """One family under one rule and order: means per n, fitted exponents, and verdicts."""
 
     family: str
     says: str
@@ -275,7 +276,7 @@ class FamilyScaling:
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """What ``scaling`` found."""
+    """Results of ``scaling``."""
 
     radius: float
     teams: int
@@ -319,7 +320,7 @@ def _scale(
     measured: dict[str, list[Floats]] = {}
     bounds: dict[str, list[Floats]] = {}
     for n in family.n:
-        # The same teams for every rule and order: they are drawn by the family and n alone.
+        # The same teams for every rule and order: their seed depends on the family and n alone.
         team = family.build(generator(seed, "scaling", family.name, n), teams, n)
         rng = generator(seed, "scaling", "updates", n)
         for stage in range(stages):
@@ -361,7 +362,8 @@ def _scale(
 
 
 def verdict(fit: PowerLaw | None, means_N: Floats, claimed: float, n: Sequence[int]) -> str:
-    """In words: does the measured sum grow as the bound does? An interval wider than ``UNDECIDED`` answers nothing."""
+    """Whether the measured sum grows as the bound does, as text. An interval that contains the claim and is wider than
+    ``UNDECIDED`` decides nothing."""
     if (np.asarray(means_N) <= ZERO).all():
         return "no: it is zero for every n"
     if fit is None:

@@ -1,10 +1,10 @@
-"""Where stale rollouts fail: plans compared over a map of games, at equal updates, equal tokens and equal seconds.
+"""The map of staleness: plans compared over many games, at equal updates, equal tokens and equal seconds.
 
-A cell of the map is a game with its number of agents, its radius, what they see, how often and how long they speak. In
-each cell every plan trains the same teams of tiny models, one per seed (``staleness_runs``). A plan that samples less
-has cheaper updates, so that the success at the end is one comparison of three: the others ask what each plan had
-reached when it had spent what the cheapest one spent in all, interpolated between the teams measured next to it.
-Differences are paired by seed: the same seed starts from the same weights.
+A cell of the map is a game with its number of agents, radius, visibility, number of rounds and message length. In each
+cell every plan trains the same teams of tiny models, one per seed (``staleness_runs``). A plan that samples less has
+cheaper updates, so success after equal updates is only one of three comparisons. The other two compare plans at the
+total cost of the cheapest one, with success interpolated between neighboring measurements. Differences are paired by
+seed: the same seed starts from the same weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BySeed = Mapping[str, Sequence[float]]
 """Success of each plan, by seed."""
 
 EXACT_TEAMS = 64
-"""Teams that train with exact gradients, for a mean beside the sampled ones."""
+"""Teams that train with exact gradients, whose mean is reported next to the sampled teams."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class PlanCosts:
-    """What a plan did in a cell: means over seeds."""
+    """What a plan cost in a cell, and what it reused: means over seeds."""
 
     tokens: float
     seconds: float
@@ -57,8 +57,9 @@ class PlanCosts:
 class Comparison:
     """The plans of a cell at one budget.
 
-    ``fresh_minus_stale`` is paired by seed; ``difference`` says which is better where its interval leaves out 0.
-    ``auto_minus_better`` is auto's to the better one of the two by its mean, and ``auto`` ahead or below likewise.
+    ``fresh_minus_stale`` is paired by seed; ``difference`` names the better of the two if the interval excludes 0.
+    ``auto_minus_better`` compares auto with whichever of the two has the higher mean; ``auto`` is "ahead" or "below" if
+    that interval excludes 0.
     """
 
     budget: float
@@ -86,8 +87,8 @@ class CellReport:
 
 @dataclass(frozen=True)
 class StalenessReport:
-    """The map. ``over_cells`` holds the difference of two plans at a budget, by "PLAN minus PLAN": the mean over all
-    cells of each seed, averaged over seeds."""
+    """The whole map. ``over_cells`` holds the difference of two plans at a budget, by "PLAN minus PLAN": each seed's
+    mean over all cells, averaged over seeds."""
 
     cells: tuple[CellReport, ...]
     plans: tuple[str, ...]
@@ -99,7 +100,7 @@ class StalenessReport:
 
 
 def compare(cells: Sequence[Cell], plans: Sequence[str], seeds: Sequence[int], runs: Sequence[Run]) -> StalenessReport:
-    """The map from its runs: one of every cell, plan and seed."""
+    """The map, from one run for every cell, plan and seed."""
     if len(seeds) < 2:
         raise UserError("an interval needs at least two seeds")
     found = {(run.cell, run.plan, run.seed): run for run in runs}
@@ -123,7 +124,7 @@ def compare(cells: Sequence[Cell], plans: Sequence[str], seeds: Sequence[int], r
 
 
 def _budgets(by_plan: Mapping[str, Sequence[Run]], cost: Cost) -> list[float]:
-    """What the cheapest plan spent, by seed."""
+    """Total cost of the cheapest plan, by seed."""
     return [min(run.total(cost) for run in of_seed) for of_seed in zip(*by_plan.values(), strict=True)]
 
 
@@ -135,7 +136,7 @@ def _success(by_plan: Mapping[str, Sequence[Run]], cost: Cost, budgets: Sequence
 
 
 def _over_cells(cells: Sequence[BySeed]) -> dict[str, Mean]:
-    """Every later one of fresh, stale and auto less every earlier one; each cell counts alike."""
+    """Differences between fresh, stale and auto, a later one minus an earlier one; all cells have equal weight."""
     shown = [plan for plan in (FRESH, STALE, AUTO) if plan in cells[0]]
     means = {
         plan: [sum(of_seed) / len(cells) for of_seed in zip(*(c[plan] for c in cells), strict=True)] for plan in shown

@@ -1,4 +1,4 @@
-"""The cells of the map of staleness, and what a training run in one of them tells."""
+"""The cells of the map of staleness, and the record of a training run in one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PLANS = (FRESH, STALE, "reweighted", AUTO, "partial")
 
 @dataclass(frozen=True)
 class Cell:
-    """A game and everything that may decide whether stale rollouts do. ``length`` is of a message, in symbols."""
+    """A game and the settings that may decide whether stale rollouts fail in it. ``length`` is that of a message, in
+    symbols."""
 
     game: Game
     agents: int
@@ -46,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As ``--cells`` takes it: what is as usual is left out."""
+        """The name that ``--cells`` takes; settings with their usual values are left out."""
         parts = [self.game, str(self.agents), f"{self.radius:g}"]
         parts += [self.sees] if self.game == "roles" and self.sees != "blind" else []
         parts += [f"{self.rounds}-rounds"] if self.rounds > 1 else []
@@ -60,7 +61,7 @@ class Cell:
 
     @property
     def is_exact(self) -> bool:
-        """Whether success has a closed form: the agents do not hear each other."""
+        """Whether success has a closed form: one round of roles, in which no agent sees another's message."""
         return self.game == "roles" and self.sees == "blind" and self.rounds == 1
 
 
@@ -76,14 +77,14 @@ QUICK_PLANS = (FRESH, STALE, AUTO)
 
 
 def chosen(names: Sequence[str], cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The cells with these names, in the order of the map; all for none."""
+    """The cells with these names, in the order of the map; all cells if there are no names."""
     known = [cell.name for cell in cells]
     _require_known("cell", names, known)
     return tuple(cell for cell in cells if not names or cell.name in names)
 
 
 def chosen_plans(names: Sequence[str]) -> tuple[str, ...]:
-    """The plans with these names, in the order of the map; all for none."""
+    """The plans with these names, in the order of the map; all plans if there are no names."""
     _require_known("plan", names, PLANS)
     return tuple(plan for plan in PLANS if not names or plan in names)
 
@@ -100,7 +101,7 @@ def _require_known(what: str, names: Sequence[str], known: Sequence[str]) -> Non
 
 
 class Point(NamedTuple):
-    """How good a team was when the run had spent this much."""
+    """Success of a team when the run had spent this much."""
 
     updates: int
     tokens: int
@@ -110,11 +111,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run did: a line of ``--out``.
+    """The record of one training run: a line of ``--out``.
 
-    ``points`` begin before the first update. ``share`` is the mean effective share of what could be reused, ``kept``
-    the mean share of tokens that partial resampling kept, ``bias`` the mean of what it measured; None where there was
-    none. ``settings`` is a hash of all that decides what a run does.
+    ``points`` start before the first update. ``share`` is the mean effective share of rollouts that could be reused,
+    ``kept`` the mean share of tokens that partial resampling kept, ``bias`` the mean of its measured bias; each is None
+    if there was none. ``settings`` is a hash of everything that determines a run.
     """
 
     cell: str
@@ -129,8 +130,8 @@ class Run:
     bias: float | None = None
 
     def at(self, cost: Cost, budget: float) -> float:
-        """Success at this cost, interpolated between the teams measured before and after it."""
-        reached = {float(getattr(point, cost)): point.success for point in self.points}  # of equal costs the last
+        """Success at this cost, interpolated between neighboring measurements."""
+        reached = {float(getattr(point, cost)): point.success for point in self.points}  # the last of equal costs
         return float(np.interp(budget, list(reached), list(reached.values())))
 
     def total(self, cost: Cost) -> float:

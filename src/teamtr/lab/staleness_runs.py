@@ -1,8 +1,8 @@
-"""The training runs behind the map of staleness: each in a process with one thread, and kept so that a map can go on.
+"""The training runs of the map of staleness: each in a single-threaded process, and stored so that a map can resume.
 
-Seconds are those of the processor, for sampling, updating and saving: a busy machine does not stretch them. Building
-the team and evaluating it are left out. What sampling costs beside training is given, not measured, so that a plan that
-asks for it decides alike on every machine.
+Seconds are CPU time for sampling, updating and saving, so other load on the machine does not stretch them. Building the
+team and evaluating it are excluded. The relative cost of sampling and training is given, not measured, so that plans
+that depend on it make the same decisions on every machine.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from teamtr.store import Log
 from teamtr.version import __version__
 
 SAMPLING_COST = 1.0
-"""Of a sampled token beside one that is trained on: what a tiny model on one thread of a CPU measures."""
+"""Cost of a sampled token relative to a trained one, as measured for a tiny model on one CPU thread."""
 
 EVALUATED = 512
-"""Held-out episodes after every stage, where success has no closed form."""
+"""Held-out episodes after every stage, if success has no closed form."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made."""
+    """A run to make."""
 
     cell: Cell
     plan: str
@@ -48,7 +48,7 @@ class Job:
         if cell.is_exact:
             changes.append("eval.every=0")
         else:
-            problems = 16 if cell.length == 1 else 128  # roles and codes of two symbols have no more to hold out
+            problems = 16 if cell.length == 1 else 128  # roles and codes of two symbols have no more held-out problems
             changes += ["eval.every=1", f"eval.problems={problems}", f"eval.samples={EVALUATED // problems}"]
         if PRESETS[self.plan].resample.sampling_cost == "measured":
             changes.append(f"plan.sampling_cost={SAMPLING_COST}")
@@ -67,8 +67,8 @@ class Job:
 
     @property
     def settings(self) -> str:
-        """A hash of all that decides what the run does. A key that the team file gets later, with a value that changes
-        nothing, does not make it another run."""
+        """A hash of everything that determines the run. Defaults are left out, so that it stays the same when the team
+        file gets a new key whose default changes nothing."""
         given = self.team_file.model_dump(mode="json", exclude_defaults=True)
         return hashlib.sha256(f"{__version__}\n{json.dumps(given, sort_keys=True)}".encode()).hexdigest()[:16]
 
@@ -76,12 +76,12 @@ class Job:
 def make_runs(
     jobs: Sequence[Job], workers: int, out: Path | None, tell: Callable[[Run, int], None] = lambda run, left: None
 ) -> list[Run]:
-    """The runs of these jobs. Those that ``out`` holds are taken from there, and every other is added to it as soon as
-    it is finished; ``tell`` is called with it and with how many are left."""
+    """The runs of these jobs. Runs that ``out`` holds are reused, and every other one is added to it as soon as it is
+    finished; ``tell`` is called with it and with the number of runs left."""
     there = {} if out is None else kept_runs(out)
     wanted = {job.settings: job for job in jobs}
     missing = [job for settings, job in wanted.items() if settings not in there]
-    missing.sort(key=lambda job: -job.cell.updates)  # the longest first, so that none is left alone at the end
+    missing.sort(key=lambda job: -job.cell.updates)  # longest first, so that no long one is left alone at the end
     kept = None if out is None else Log(out / "runs.jsonl")
     for made, (_, run) in enumerate(beside(train_run, missing, workers), start=1):
         if kept is not None:
@@ -92,8 +92,8 @@ def make_runs(
 
 
 def kept_runs(folder: Path) -> dict[str, Run]:
-    """The finished runs in a folder, by their settings: of every file of lines there, so that maps of several machines
-    can be put together."""
+    """The finished runs in a folder, by their settings. Reads every .jsonl file, so that maps from several machines can
+    be combined."""
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
         for number, record in enumerate(Log(path, writable=False).read(), start=1):
@@ -108,7 +108,7 @@ def kept_runs(folder: Path) -> dict[str, Run]:
 
 
 def train_run(job: Job) -> Run:
-    """Train in a temporary folder, and tell what happened."""
+    """Train in a temporary folder and return the record of the run."""
     with tempfile.TemporaryDirectory(prefix="teamtr-lab-") as folder:
         return _told(job, train(job.team_file, Path(folder) / "run"))
 

@@ -1,7 +1,7 @@
-"""Every statement about teams, checked exactly: token KL, occupancy, the paper's certificates, and ours.
+"""Checks of every statement about teams, computed exactly: token KL, occupancy, the paper's certificates, and ours.
 
-A bound on "surrogate - gain" is a lower bound on the gain. True advantages stand for the estimate unless a check says
-otherwise; where an estimate stands, it is a random array, and zeta is the realised one.
+A bound on "surrogate - gain" is a lower bound on the gain. Advantages are the true ones unless a check says otherwise;
+an estimated advantage is a random array, and zeta is its realized error.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from teamtr.types import Floats
 Outcomes = Iterator[Outcome]
 
 
-# -- one speaker a turn, messages of tokens --------------------------------------------------------------------
+# -- one speaker per turn, messages of tokens ------------------------------------------------------------------
 
 
 def _joint_logp(team: DiscountedTeam) -> Floats:
-    """log pi(a_1, ..., a_n | s) over the whole product of action sets, each agent's messages and noop: (B, S, all).
+    """log pi(a_1, ..., a_n | s) over the whole product of action sets, each agent's messages and a no-op: (B, S, all).
 
     -inf where an inactive agent would speak or the active one would not.
     """
@@ -59,7 +59,7 @@ def _joint_logp(team: DiscountedTeam) -> Floats:
 
 
 def _joint_kl(logp: Floats, logq: Floats) -> Floats:
-    """KL by the textbook sum over joint actions; an action without mass counts 0."""
+    """KL by direct summation over joint actions; an action without mass counts 0."""
     has_mass = logp > -np.inf
     p = np.exp(np.where(has_mass, logp, 0.0)) * has_mass
     ratio = np.where(has_mass, logp, 0.0) - np.where(has_mass, logq, 0.0)
@@ -72,7 +72,7 @@ def active_factor(draw: Draw) -> Outcomes:
         old, new = _joint_logp(step.old), _joint_logp(step.new)
         yield Outcome("lem:activefactor", kl(step.new.logp_BSA, step.old.logp_BSA), _joint_kl(new, old), equal=True)
         team_B = step.old.expect(_joint_kl(old, new))
-        # The agent's side from its tokens, in the states where it speaks.
+        # The agent's KL from its tokens, in the states where it speaks.
         chained_BS = np.einsum("bsa,bsa->bs", step.old.policy_BSA, step.chained_kl_BSA)
         agent_B = step.old.expect(chained_BS * (step.old.active_BS == agent))
         yield Outcome("lem:klstep", agent_B, team_B, equal=True)
@@ -105,12 +105,13 @@ def discounted_series(draw: Draw) -> Outcomes:
 
 
 def _shift(a: DiscountedTeam, b: DiscountedTeam) -> Floats:
-    """The largest |E_a f - E_b f| over |f| <= 1: the L1 distance, reached by f = sign of the difference."""
+    """The largest |E_a f - E_b f| over |f| <= 1: the L1 distance, attained by f = sign of the difference."""
     return np.asarray(np.abs(a.occupancy_BS - b.occupancy_BS).sum(axis=1))
 
 
 def occupancy_shift(draw: Draw) -> Outcomes:
-    """lem:occmax, lem:occexp, lem:occ against the worst f, and lem:occ for a random f of its own size."""
+    """lem:occmax, lem:occexp and lem:occ for the worst f, and lem:expectedklpenalty for a random f, scaled by its
+    maximum."""
     for step in draw.discounted.steps:
         gamma_B, true_B = step.old.gamma_B, _shift(step.new, step.old)
         yield Outcome("lem:occmax", shift_by_max_tv(gamma_B, step.tv_BS.max(axis=1)), true_B)
@@ -143,7 +144,7 @@ def _estimate(draw: Draw, step: DiscountedStep) -> Floats:
 
 
 def stale_surrogates(draw: Draw) -> Outcomes:
-    """eq:stale_surrogate_gap for each step with a true and with a wrong advantage; rem:quad2lin for their sum."""
+    """eq:stale_surrogate_gap for each step, with the true and with a wrong advantage; rem:quad2lin for their sum."""
     stage, start = draw.discounted, draw.discounted.teams[0]
     total_B, bound_B = np.zeros(draw.size), np.zeros(draw.size)
     for i, step in enumerate(stage.steps[1:], start=1):
@@ -160,7 +161,7 @@ def stale_surrogates(draw: Draw) -> Outcomes:
 
 
 def performance_difference(draw: Draw) -> Outcomes:
-    """The identity that app:single starts from, discounted and episodic."""
+    """The performance difference identity, with which app:single begins, for discounted and for episodic teams."""
     for step in (*draw.discounted.steps, draw.discounted.whole):
         sum_B = step.new.expect(step.expected_advantage_BS) / (1.0 - step.old.gamma_B)
         yield Outcome("app:single", sum_B, step.gain_B, equal=True)
@@ -171,7 +172,8 @@ def performance_difference(draw: Draw) -> Outcomes:
 
 
 def single_step(draw: Draw) -> Outcomes:
-    """thm:single with the true advantage and with a wrong one; and why it is never positive for gamma >= 1/2."""
+    """thm:single with the true and with a wrong advantage; and the ceiling because of which it is never positive for
+    gamma >= 1/2."""
     for step in draw.discounted.steps:
         gamma_B, a_max_B = step.old.gamma_B, step.old.a_max_B
         for estimate_BSA in (step.old.advantage_BSA, _estimate(draw, step)):
@@ -184,7 +186,7 @@ def single_step(draw: Draw) -> Outcomes:
 
 
 def finite_horizon(draw: Draw) -> Outcomes:
-    """thm:single read with 1 / (1 - gamma) = H, for episodes; proved in ``single_step_certificate``."""
+    """thm:single with 1 / (1 - gamma) = H, for episodes; proved in ``single_step_certificate``."""
     for step in draw.episodic.steps:
         horizon = step.old.horizon
         delta_B = step.kl_by_turn_BK.sum(axis=1) / horizon
@@ -220,9 +222,9 @@ def stage(draw: Draw) -> Outcomes:
 
 
 def stage_from_samples(draw: Draw) -> Outcomes:
-    """thm:stage-hp from 16 groups a step, drawn apart from the updates, ratios clipped at 0.2.
+    """thm:stage-hp from 16 groups per step, drawn independently of the updates, with ratios clipped at 0.2.
 
-    With confidence 1 - 1e-9 a violation is not luck.
+    At confidence 1 - 1e-9 a violation is not chance.
     """
     steps, groups, eps_w = draw.discounted, 16, 0.2
     gamma_B = steps.teams[0].gamma_B
@@ -232,7 +234,7 @@ def stage_from_samples(draw: Draw) -> Outcomes:
         law_BX = (step.old.occupancy_BS[:, :, None] * step.old.policy_BSA).reshape(draw.size, -1)
         cdf_BX = np.cumsum(law_BX, axis=1) / law_BX.sum(axis=1, keepdims=True)
         drawn_BJ = (draw.rng.random((draw.size, groups, 1)) > cdf_BX[:, None, :]).sum(axis=-1)
-        ratio_BSA = np.exp(np.minimum(step.new.logp_BSA - step.old.logp_BSA, 1.0))  # clipped at 1.2 next anyway
+        ratio_BSA = np.exp(np.minimum(step.new.logp_BSA - step.old.logp_BSA, 1.0))  # no overflow; clipped at 1.2 below
         value_BSA = np.clip(ratio_BSA, 1.0 - eps_w, 1.0 + eps_w) * step.old.advantage_BSA
         value_BX = value_BSA.reshape(draw.size, -1) / (1.0 - gamma_B[:, None])
         means.append(np.take_along_axis(value_BX, drawn_BJ, axis=1).mean(axis=1))
@@ -244,7 +246,7 @@ def stage_from_samples(draw: Draw) -> Outcomes:
         groups,
         gamma=gamma_B,
         a_max=a_max_B,
-        a_clip=np.maximum(a_max_B, 1e-12),  # a team that nothing can change has A_max = 0
+        a_clip=np.maximum(a_max_B, 1e-12),  # A_max is 0 if no message changes the return
         eps_w=eps_w,
         delta_conf=1e-9,
     )
@@ -253,7 +255,8 @@ def stage_from_samples(draw: Draw) -> Outcomes:
 
 
 def replacement(draw: Draw) -> Outcomes:
-    """prop:pnp: an agent is replaced by a stranger, then updated; and what the swap itself may lose."""
+    """prop:pnp: an agent is replaced by an unrelated one and then updated; and ours:swap, the most that the swap itself
+    may lose."""
     team = draw.discounted.teams[-1]
     agent = int(draw.rng.integers(team.agents))
     stranger = draw.rng.standard_normal(team.logits_BSKV.shape) * draw.rng.choice([0.5, 2.0, 5.0])
@@ -266,7 +269,7 @@ def replacement(draw: Draw) -> Outcomes:
 
 
 def tightening(draw: Draw) -> Outcomes:
-    """prop:tight with all other terms unchanged: more surrogate or less radius never lowers the bound."""
+    """prop:tight with all other terms unchanged: a larger surrogate or a smaller radius never lowers the bound."""
     steps = draw.discounted
     deltas_BI = _deltas(steps, len(steps.steps))
     surrogates_BI, zetas_BI, a_max_B = _stage_terms(draw, steps, stale=False)
@@ -283,7 +286,8 @@ def tightening(draw: Draw) -> Outcomes:
 
 
 def change_of_law(draw: Draw) -> Outcomes:
-    """ours:change_of_measure on random laws, on laws that move mass to where there was next to none, and tilted."""
+    """ours:change_of_measure on random distributions, on those that move mass to where almost none was, and on tilted
+    ones."""
     size, outcomes = draw.size, 6
     p = draw.rng.gamma(draw.rng.choice([0.02, 0.3, 1.0], size=(size, 1)), size=(size, outcomes)) + 1e-14
     p /= p.sum(axis=1, keepdims=True)
@@ -304,7 +308,8 @@ def change_of_law(draw: Draw) -> Outcomes:
 
 
 def turn_aware(draw: Draw) -> Outcomes:
-    """Our certificate for each step, by KL alone and with TV; for a fresh stage; and for a stage from one batch."""
+    """Our certificate for each step, by KL alone and with TV; for a stage of fresh batches; and for a stage from one
+    batch."""
     excess_total_B, bound_total_B = np.zeros(draw.size), np.zeros(draw.size)
     for step in draw.episodic.steps:
         surrogate_B, range_B, turns_B = step.surrogate_B, step.old.reward_range_B, step.turns_B
@@ -325,17 +330,18 @@ def turn_aware(draw: Draw) -> Outcomes:
 
 
 def turn_identities(draw: Draw) -> Outcomes:
-    """ours:one_turn: the gain is the surrogate where no episode lets the agent speak twice; and two forms by ratios."""
+    """ours:one_turn: the gain is the surrogate if no episode lets the agent speak twice. ours:reweighted_gain: the gain
+    from importance ratios. ours:measured_pairs: a bound from exact visits and TV."""
     for step in draw.episodic.steps:
         (agent,), old, new = step.agents, step.old, step.new
         once_B = step.turns_B <= 1
         yield Outcome("ours:one_turn", step.surrogate_B[once_B], step.gain_B[once_B], equal=True)
-        # W at the end of each history, from the ratios along it.
+        # The importance weight of each whole history: the product of its ratios.
         log_ratio = np.zeros_like(old.start_BX)
         for active_BN, old_BNA, new_BNA in zip(old.active, old.logp, new.logp, strict=True):
             spoken = (active_BN == agent)[:, :, None]
             log_ratio = (log_ratio[:, :, None] + np.where(spoken, new_BNA - old_BNA, 0.0)).reshape(draw.size, -1)
-        with np.errstate(over="ignore", invalid="ignore"):  # a ratio of exp(709) stands beside a mass of 0
+        with np.errstate(over="ignore", invalid="ignore"):  # ratios overflow where the mass is 0, or almost
             weighted = np.where(old.visits[-1] > 0.0, old.visits[-1] * np.exp(log_ratio), 0.0)
         finite_B = np.isfinite(weighted).all(axis=1) & ((old.visits[-1] > 0.0) | (new.visits[-1] == 0.0)).all(axis=1)
         reweighted_B = ((weighted - old.visits[-1]) * old.reward_BN).sum(axis=1)
@@ -376,7 +382,7 @@ CHECKS: Sequence[Check] = (
 )
 
 
-# -- wrong on purpose --------------------------------------------------------------------------------------------
+# -- deliberately wrong bounds -----------------------------------------------------------------------------------
 
 
 def sabotaged_occupancy(draw: Draw) -> Outcomes:
@@ -425,7 +431,7 @@ def sabotaged_stale_gap(draw: Draw) -> Outcomes:
 
 
 def sabotaged_turn_aware(draw: Draw) -> Outcomes:
-    """Our certificate without the root, with half the linear term, and with one step less of shift."""
+    """Our certificate without the root, with half the linear term, and without the penalty of the second turn."""
     for step in draw.episodic.steps:
         kl_BK, range_B = step.kl_by_turn_BK, step.old.reward_range_B
         excess_B = step.surrogate_B - step.gain_B

@@ -1,12 +1,13 @@
-"""How often a certificate says anything: the share of steps whose lower bound is positive, the paper's and ours.
+"""How often a certificate is informative: the share of steps with a positive lower bound, for the paper's and ours.
 
-Random episodic teams take exact steps of one radius. For every step the true gain is known, and four lower bounds:
+Random episodic teams take exact steps of one radius. For every step the true gain is known, and four lower bounds are
+computed:
 
-    paper        thm:single; for H turns, as it prescribes, gamma = 1 - 1/H, D_tok = (the episode's sum of KLs) / H,
+    paper        thm:single; for H turns, as it prescribes, gamma = 1 - 1/H, D_tok = (the sum of the episode's KLs) / H,
                  with the exact A_max of the team and the true advantages (zeta = 0)
     first_order  turn-aware, from what each turn may lose by total variation alone
     by_kl        turn-aware, first and second order, from the KL that the gate measures: what training can compute
-    by_tv        the same with the exact total variation, which only a tabular team knows
+    by_tv        the same with the exact total variation, which is available for tabular teams only
 
 A step counts as a true improvement if its gain exceeds ``ROUNDING``, the error of this lab, which samples nothing.
 """
@@ -35,12 +36,13 @@ ROUNDING = 1e-9
 BOUNDS = ("paper", "first_order", "by_kl", "by_tv")
 SPACES = (MessageSpace(2, 1), MessageSpace(3, 1), MessageSpace(2, 2, ends=True))
 Direction = Literal["natural", "gradient", "random"]
-"""The natural gradient, the plain gradient, and any direction: about half of those steps improve, by luck."""
+"""Natural gradient, plain gradient, or a random direction: about half of the random steps improve, by chance."""
 
 
 @dataclass(frozen=True)
 class TightnessRow:
-    """Steps of one kind: how many, how many truly improve, and for each bound the share of those it certifies."""
+    """Steps of one kind: how many there are, how many truly improve, and the share of these that each bound
+    certifies."""
 
     turns: int
     direction: str
@@ -49,7 +51,7 @@ class TightnessRow:
     certified: dict[str, float]
     """Share of the improving steps with a positive lower bound."""
     violated: dict[str, int]
-    """Steps whose gain is below the bound by more than rounding: none."""
+    """Number of steps whose gain is below the bound by more than rounding; 0 if the bound holds."""
     kept: dict[str, float]
     """Median over improving steps of max(bound, 0) / gain: how much of the gain is certified."""
     median_gain: float
@@ -58,7 +60,7 @@ class TightnessRow:
 
 @dataclass(frozen=True)
 class TightnessReport:
-    """What ``tightness`` found. ``overall`` is over all rows; ``points`` are some (gain, bound) pairs for a figure."""
+    """Results of ``tightness``. ``overall`` is over all rows; ``points`` are some (gain, bound) pairs for a figure."""
 
     radius: float
     seed: int
@@ -123,7 +125,7 @@ def _steps(seed: int, turns: int, direction: Direction, teams: int, radius: floa
 
 
 def _team(rng: np.random.Generator, size: int, turns: int) -> EpisodicTeam:
-    """Teams in which every agent has exactly ``turns`` turns, of one random shape."""
+    """Teams of one random shape in which every agent has exactly ``turns`` turns."""
     agents = int(rng.integers(2, 4))
     horizon = agents * turns
     fitting = [space for space in SPACES if space.size**horizon <= 800] or [SPACES[0]]
@@ -139,7 +141,7 @@ def _team(rng: np.random.Generator, size: int, turns: int) -> EpisodicTeam:
 
 
 def lower_bounds(step: EpisodicStep) -> dict[str, Floats]:
-    """The four lower bounds on the gain of a step, exact where they need the team's own numbers."""
+    """The four lower bounds on the gain of a step, from exact quantities of the team."""
     old, horizon = step.old, step.old.horizon
     a_max_B = np.max([np.abs(advantage).max(axis=(1, 2)) for advantage in old.advantages], axis=0)
     delta_B = step.kl_by_turn_BK.sum(axis=1) / horizon
@@ -163,8 +165,9 @@ def lower_bounds(step: EpisodicStep) -> dict[str, Floats]:
 
 
 def first_order_penalty(step: EpisodicStep) -> Floats:
-    """Step 6 of the proof of ``turn_aware_certificate`` alone: range * sum over k of (m_k + min(m_k, E tau_k)), m_k the
-    total variation that the agent's earlier turns may have caused, by Pinsker turn by turn or on their sum."""
+    """Step 6 of the proof of ``turn_aware_certificate`` alone: range * sum over k of (m_k + min(m_k, E tau_k)). m_k
+    bounds the total variation that the agent's earlier turns may have caused, by ``tv_by_kl`` of each turn or of their
+    sum."""
     tv_BK = tv_by_kl(step.kl_by_turn_BK)
     before_BK = np.cumsum(step.kl_by_turn_BK, axis=1) - step.kl_by_turn_BK
     moved_BK = np.minimum(np.cumsum(tv_BK, axis=1) - tv_BK, tv_by_kl(np.maximum(before_BK, 0.0)))

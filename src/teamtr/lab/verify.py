@@ -1,7 +1,7 @@
-"""Every check over random teams: how often each statement was tested, broken, and how tight it is.
+"""Runs every check over random teams: how often each statement was tested and violated, and how tight it is.
 
-Most batches are random teams with random updates. Two in ten are built so that a bound is nearly attained; without
-them a wrong constant would pass (``tests/statistical/test_verify.py`` shows that none does).
+Most batches are random teams with random updates. Two in ten are constructed so that a bound is nearly attained;
+without them a wrong constant would pass (``tests/statistical/test_verify.py`` shows that none does).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPACES = (
 
 @dataclass(frozen=True)
 class CheckReport:
-    """One statement over all cases. Ratios are bound / true where the true value is positive; nan where none is."""
+    """One statement over all cases. Ratios are bound / true where the true value is positive; nan if it never is."""
 
     tested: int
     violations: int
@@ -51,12 +51,12 @@ class CheckReport:
     p99_ratio: float
     min_ratio: float
     first_violation: int | None = None
-    """The number of the first batch with a violation: ``draw(seed, batch, size)`` builds it again."""
+    """Index of the first batch with a violation: ``draw(seed, batch, size)`` builds it again."""
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What ``verify`` found."""
+    """Results of ``verify``."""
 
     teams: int
     seed: int
@@ -92,12 +92,12 @@ def verify(
     *,
     checks: Sequence[Check] | None = None,
 ) -> VerifyReport:
-    """Every check on ``teams`` random teams of each kind. ``progress(done, teams)`` is called after every batch."""
+    """Run every check on ``teams`` random teams of each kind. ``progress(done, teams)`` is called after every batch."""
     if teams < 1:
         raise ValueError(f"verify: at least one team is needed, got {teams}")
     checks = all_checks() if checks is None else checks
     started = time.perf_counter()
-    size = min(BATCH, max(5, teams // 20))  # at least twenty batches, so that every family comes up
+    size = min(BATCH, max(5, teams // 20))  # twenty batches from 100 teams on: every family occurs
     tallies: dict[str, _Tally] = {}
     for batch, first in enumerate(range(0, teams, size)):
         drawn = draw(seed, batch, min(size, teams - first))
@@ -116,7 +116,7 @@ def all_checks() -> list[Check]:
 
 
 class _Tally:
-    """Counts of one statement, batch by batch."""
+    """Counts for one statement, added batch by batch."""
 
     def __init__(self) -> None:
         self.tested = 0
@@ -139,15 +139,15 @@ class _Tally:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no nan and no inf."""
+    """None for nan and inf, which JSON lacks."""
     return value if np.isfinite(value) else None
 
 
-# -- what is drawn -----------------------------------------------------------------------------------------------
+# -- random batches ----------------------------------------------------------------------------------------------
 
 
 def draw(seed: int, batch: int, size: int) -> Draw:
-    """The random teams of one batch; its shape and family depend on the batch's number."""
+    """The random teams of one batch; their shape and family depend on the index of the batch."""
     rng = generator(seed, "verify", batch)
     match batch % 10:
         case 3:
@@ -175,7 +175,7 @@ def _random_discounted(rng: np.random.Generator, size: int) -> DiscountedStage:
 def _random_episodic(rng: np.random.Generator, size: int) -> EpisodicStage:
     space = SPACES[rng.integers(len(SPACES))]
     problems = int(rng.integers(1, 3))
-    longest = int(np.log(600 / problems) / np.log(space.size))  # at most 600 histories at the end
+    longest = int(np.log(600 / problems) / np.log(space.size))  # at most 600 final histories
     return random_episodic_stage(
         rng,
         size,
@@ -190,18 +190,19 @@ def _random_episodic(rng: np.random.Generator, size: int) -> EpisodicStage:
     )
 
 
-# -- where bounds are nearly attained ----------------------------------------------------------------------------
+# -- cases in which bounds are nearly attained -------------------------------------------------------------------
 
 
 def _logit(probability: Floats) -> Floats:
-    """Logits of two messages, the second of the given probability."""
+    """Logits of two messages, the second of which has the given probability."""
     return np.stack([np.log1p(-probability), np.log(probability)], axis=-1)
 
 
 def _three_states(
     rng: np.random.Generator, active: Sequence[int], second_BS: Floats, reward_BSA: Floats, gamma_B: Floats
 ) -> DiscountedTeam:
-    """State 0 leads by message 0 to state 1 and by message 1 to state 2, for ever; ``second_BS`` is Pr(message 1)."""
+    """State 0 leads to state 1 by message 0 and to state 2 by message 1; these two are absorbing. ``second_BS`` is
+    Pr(message 1)."""
     size = len(gamma_B)
     transition_SAS = np.zeros((3, 2, 3))
     transition_SAS[0, 0, 1] = transition_SAS[0, 1, 2] = transition_SAS[1, :, 1] = transition_SAS[2, :, 2] = 1.0
@@ -219,16 +220,17 @@ def _three_states(
 
 
 def fork(rng: np.random.Generator, size: int) -> DiscountedStage:
-    """Agent 0 chooses between two states for ever, agent 1 speaks there: all shift happens at once.
+    """Agent 0 chooses between two absorbing states, in which agent 1 speaks: the whole shift happens at once.
 
-    lem:occexp is attained, d' - d being 2 gamma TV on both sides; lem:occ up to 1 / sqrt(1 - gamma) for small steps
-    from 1/2. Agent 1 then turns from wrong to right in one state and from right to wrong in the other, so that the
-    expected advantage is +-A_max and eq:stale_surrogate_gap is attained up to the same factor.
+    lem:occexp is attained: both sides, the shift from d to d' and its bound, are 2 gamma TV. lem:occ is attained up to
+    1 / sqrt(1 - gamma) for small steps from 1/2. Agent 1 then changes from wrong to right in one state and from right
+    to wrong in the other, so that the expected advantage is +-A_max and eq:stale_surrogate_gap is attained up to the
+    same factor.
     """
     gamma_B = rng.choice([0.05, 0.2, 0.5, 0.9], size=size)
     second_BS = np.stack([rng.choice([0.5, 0.3, 0.05], size=size), np.full(size, 1e-9), np.full(size, 1e-9)], axis=1)
     reward_BSA = np.zeros((size, 3, 2))
-    reward_BSA[:, 1, 1] = reward_BSA[:, 2, 0] = 1.0  # in state 1 the agent is wrong, in state 2 right
+    reward_BSA[:, 1, 1] = reward_BSA[:, 2, 0] = 1.0  # agent 1 is wrong in state 1 and right in state 2
     team = _three_states(rng, (0, 1, 1), second_BS, reward_BSA, gamma_B)
     first = update_discounted(rng, team, 0, kinds=("random",), radius_B=10.0 ** rng.uniform(-5.0, -0.3, size=size))
     turned = first.logits_BSKV.copy()
@@ -237,11 +239,11 @@ def fork(rng: np.random.Generator, size: int) -> DiscountedStage:
 
 
 def blind_spot(rng: np.random.Generator, size: int) -> DiscountedStage:
-    """One agent leaves state 1, where it gets better, for state 2, where it never was and now always fails.
+    """One agent leaves state 1, where it improves, for state 2, which it never visited and where it now always fails.
 
-    The KL does not see state 2. Half of the teams: small gamma and long steps, where thm:single is attained up to a
-    factor below 1.5. The other half: short steps at any gamma and the same pay in state 1 whatever is said, where
-    ``second_order_certificate`` is.
+    The KL does not cover state 2, because the old team never visits it. Half of the teams have small gamma and long
+    steps, for which thm:single is attained up to a factor below 1.5. The other half have short steps, any gamma and the
+    same reward in state 1 for every message; for these ``second_order_certificate`` is nearly attained.
     """
     long_B = rng.random(size) < 0.5
     gamma_B = np.where(long_B, rng.choice([0.02, 0.05, 0.1], size=size), rng.choice([0.5, 0.9, 0.97], size=size))
@@ -259,8 +261,8 @@ def blind_spot(rng: np.random.Generator, size: int) -> DiscountedStage:
 
 
 def _two_turns(size: int, agents: int, second_BR: Floats, reward_B4: Floats) -> EpisodicTeam:
-    """Two turns of two messages, spoken by one agent or by two. Row 0 is the first turn, rows 1 and 2 the second after
-    message 0 and 1; ``second_BR`` is Pr(message 1)."""
+    """Two turns of two messages, both spoken by one agent, or each by its own. Row 0 is the first turn, rows 1 and 2
+    are the second turn after message 0 and message 1; ``second_BR`` is Pr(message 1)."""
     logits_BRKV = _logit(second_BR)[:, :, None, :]
     return EpisodicTeam(
         space=MessageSpace(2, 1),
@@ -280,10 +282,11 @@ def _replace_all(team: EpisodicTeam, second_BR: Floats, family: str) -> Episodic
 
 
 def crossed(rng: np.random.Generator, size: int, agents: int) -> EpisodicStage:
-    """Two branches of 1/2, moved apart by e; then the policy moves by tau, to the bad on one and the good on the other.
+    """Two branches of probability 1/2, shifted apart by e; then the policy moves by tau, to the bad message in one
+    branch and to the good one in the other.
 
-    The loss is 2 e tau, the root in ``turn_aware_certificate``. With one agent for both turns it is a step's loss, with
-    two agents a loss of learning both from one batch.
+    The loss is 2 e tau, the root term in ``turn_aware_certificate``. With one agent for both turns it is the loss of a
+    step; with two agents it is a loss from training both on one batch.
     """
     tau_B = 10.0 ** rng.uniform(-2.0, -0.5, size=size)
     e_B = tau_B * 10.0 ** rng.uniform(-3.0, 0.0, size=size)
@@ -294,9 +297,9 @@ def crossed(rng: np.random.Generator, size: int, agents: int) -> EpisodicStage:
 
 
 def rare_branch(rng: np.random.Generator, size: int) -> EpisodicStage:
-    """A branch that the old team never takes, where it would succeed, and the new one always fails.
+    """A branch that the old team never takes, where it would succeed and the new team always fails.
 
-    Reaching it with mass e costs a KL of -log(1 - e), all of ``turn_aware_certificate``'s linear term.
+    Reaching it with mass e costs a KL of -log(1 - e), which is the whole linear term of ``turn_aware_certificate``.
     """
     never = 1e-12
     e_B = 10.0 ** rng.uniform(-4.0, -0.7, size=size)

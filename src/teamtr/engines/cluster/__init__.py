@@ -1,1 +1,1 @@
-"""A team over several processes: those that hold an agent compute shards of its batches each, and end up the same."""
+"""Engines over several worker processes: each computes shards of its agents' batches, and all hold the same weights."""

@@ -1,4 +1,7 @@
-"""The Engine port over several processes: whatever changes a model is asked of all of them, and all end up the same."""
+"""The Engine port over several worker processes.
+
+Calls that change a model go to all of them, so that all hold the same state.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,23 @@ from teamtr.types import Floats, Ids
 
 
 class Members(Protocol):
-    """The processes that hold the team, numbered from 0."""
+    """The worker processes that hold the team, numbered from 0."""
 
     count: int
 
     def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
-        """Each member its call, all at once. Raises what one of them raised, and ``EngineLost`` when one is gone."""
+        """Sends each member its call, all at once, and returns their results. Raises what one of them raised, and
+        ``EngineLost`` when one is gone."""
         ...
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         ...
 
 
 class ClusterEngine(InTurns):
-    """A team whose models are elsewhere. ``shards``: rows are sampled in so many parts, each by itself. ``lockstep``: a
-    member holds a part of the models only, so that none of them can pass through one alone."""
+    """A team whose models live in other processes. ``shards``: number of parts that rows are split into, each sampled
+    separately. ``lockstep``: a member holds only a part of each model, so all members must run every pass together."""
 
     def __init__(self, members: Members, shards: int, *, lockstep: bool = False) -> None:
         self.members = members
@@ -52,19 +56,20 @@ class ClusterEngine(InTurns):
     # -- calls ------------------------------------------------------------------------------------------------
 
     def one(self, name: str, *arguments: Any, agent: str | None = None, **options: Any) -> Any:
-        """What the first member says: of something that all of them know."""
+        """The first member's result, for what is the same on all members."""
         return self.members.ask({0: Call(name, agent, arguments, options)})[0]
 
     def known(self, name: str, *arguments: Any, agent: str | None = None) -> Any:
-        """What the first member says, of weights that members may hold in parts: then all of them find out together."""
+        """The first member's result, for what is computed from weights. In lockstep all members are called, because
+        each may hold only a part."""
         return self.all(name, *arguments, agent=agent)[0] if self.lockstep else self.one(name, *arguments, agent=agent)
 
     def all(self, name: str, *arguments: Any, agent: str | None = None, **options: Any) -> list[Any]:
-        """What each of them says."""
+        """The results of all members, in order."""
         return self._everyone(Call(name, agent, arguments, options, dropped=self._taken()))
 
     def kept(self, name: str, *, agent: str) -> Handle:
-        """Something that each of them keeps."""
+        """A handle to results that stay with the members, one on each."""
         handle = Handle(next(self._numbers))
         self._everyone(Call(name, agent, keep=handle.number, dropped=self._taken()))
         weakref.finalize(handle, self._dropped.append, handle.number)
@@ -90,7 +95,8 @@ class ClusterEngine(InTurns):
         self.all("publish", agent, version)
 
     def keep_scores(self, agent: str | None) -> None:
-        """Each member keeps what it samples; what another one sampled of its rows, it computes."""
+        """Each member keeps the features of the rows that it sampled, and recomputes those of rows that another member
+        sampled."""
         self.all("keep_scores", agent)
 
     def sample(
@@ -103,9 +109,9 @@ class ClusterEngine(InTurns):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds. In
-        lockstep all take part, and where nobody has a whole copy to sample with, all sample all parts. Nothing is heard
-        before all have answered: they are done at about the same time."""
+        """Part k is sampled by member k modulo the number of members, which must hold the same weights as the first. In
+        lockstep all members take part; if the agent is not sampled from a whole copy, every member samples all parts.
+        ``follow`` and ``heard`` are called once all members have answered; these finish at about the same time."""
         if not prompts:
             return []
         parts = spread(len(prompts), min(self.shards, len(prompts)))
@@ -126,13 +132,13 @@ class ClusterEngine(InTurns):
 
     def info(self, agent: str) -> AgentInfo:
         found: AgentInfo = self.one("info", agent)
-        return replace(found, batch="")  # a stream goes over workers in turns
+        return replace(found, batch="")  # a stream is sampled batch by batch
 
     def set_precision(self, agent: str, precision: str) -> None:
         self.all("set_precision", agent, precision)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of the member that has most of the rows."""
+        """Plan of the member with the most rows."""
         found: MemoryPlan = self.all("memory_plan", demand.of_worker(self.shards, self.members.count))[0]
         return found
 
@@ -151,7 +157,7 @@ class ClusterEngine(InTurns):
 
 
 class ClusterLearner:
-    """The Learner port of one agent, which every member holds a copy of."""
+    """The Learner port of one agent, whose model every member holds."""
 
     def __init__(self, engine: ClusterEngine, agent: str) -> None:
         self.engine = engine
@@ -161,12 +167,12 @@ class ClusterLearner:
         return self.engine.one(name, *arguments, agent=self.agent, **options)
 
     def _all(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """All take part; what they found together, each of them knows."""
+        """The first member's result of a call that all members compute together."""
         return self.engine.all(name, *arguments, agent=self.agent, **options)[0]
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Of all members: each counts what it passed through its own copy."""
+        """Sum over the members: each counts the tokens that pass through its own model."""
         found = self.engine.all("tokens", agent=self.agent)
         return {kind: sum(one[kind] for one in found) for kind in found[0]}
 
@@ -242,11 +248,12 @@ class ClusterLearner:
         self._all("perturb", relative, seed)
 
     def save(self, folder: Path) -> None:
-        """Written by the first member, to whom the others give their parts: bytes of weights do not come here."""
+        """The first member writes; in lockstep it gathers the other members' parts. Weights do not pass through this
+        process."""
         (self._all if self.engine.lockstep else self._one)("save", folder)
 
     def set_aside(self) -> None:
-        """Members answer one call at a time: one that writes does not sample."""
+        """None: members answer one call at a time, so writing cannot overlap with sampling."""
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)

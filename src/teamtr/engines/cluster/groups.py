@@ -1,4 +1,4 @@
-"""The Engine port over several engines, each with some of the agents: whatever is asked of an agent goes to its own."""
+"""The Engine port over several engines that each hold some of the agents. Calls about an agent go to its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teamtr.types import Floats, Ids
 
 
 class GroupedEngine(InTurns):
-    """A team whose agents live in groups. ``names``: how each group is called, in words."""
+    """A team whose agents are divided into groups. ``names``: the name of each group in messages."""
 
     def __init__(self, groups: Sequence[Engine], names: Sequence[str], agents: Sequence[str]) -> None:
         self.groups = tuple(groups)
@@ -22,7 +22,7 @@ class GroupedEngine(InTurns):
         self._of = {agent: group for group in groups for agent in group.agents}
         assert sorted(self._of) == sorted(agents), "every agent is in one group"
 
-    # -- of one agent -----------------------------------------------------------------------------------------
+    # -- per agent --------------------------------------------------------------------------------------------
 
     def version(self, agent: str) -> str:
         return self._of[agent].version(agent)
@@ -55,10 +55,10 @@ class GroupedEngine(InTurns):
     def set_precision(self, agent: str, precision: str) -> None:
         self._of[agent].set_precision(agent, precision)
 
-    # -- of all -----------------------------------------------------------------------------------------------
+    # -- over all groups --------------------------------------------------------------------------------------
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of the group that has the least memory left; where nobody counts it, that takes most."""
+        """Plan of the group with the least memory left; if memory is not counted, of the one that takes the most."""
         plans = [
             replace(group.memory_plan(demand.of(group.agents)), where=name)
             for group, name in zip(self.groups, self.names, strict=True)
@@ -66,7 +66,7 @@ class GroupedEngine(InTurns):
         return max(plans, key=lambda plan: plan.missing)
 
     def rehearse(self, demand: Demand) -> Rehearsal:
-        """The highest peak of all groups."""
+        """Micro-batches of all agents, and the highest peak of all groups."""
         found = [group.rehearse(demand.of(group.agents)) for group in self.groups]
         sizes = {agent: size for one in found for agent, size in one.micro_batch.items()}
         recomputed = tuple(agent for one in found for agent in one.recomputed)
@@ -82,5 +82,5 @@ class GroupedEngine(InTurns):
 
 
 def highest(peaks: Sequence[int | None]) -> int | None:
-    """Of those who count."""
+    """The highest peak of those that are counted; None if none is."""
     return max((peak for peak in peaks if peak is not None), default=None)

@@ -1,8 +1,8 @@
-"""Shards over several processes, which exchange what they found by ``torch.distributed``.
+"""Shards over several processes, which exchange results through ``torch.distributed``.
 
-Shard s is computed by rank s modulo the number of ranks. Every rank makes the same calls in the same order; what they
-exchange passes from rank to rank, never through whoever asked them. A sum is made by every rank for itself, shard after
-shard, so that all ranks hold the same bits, whatever their number.
+Shard s is computed by rank s modulo the number of ranks. Every rank makes the same calls in the same order. Results
+pass directly between ranks, never through the driver. Sums are taken in the order of the shards, and every rank
+receives the same sum, so all ranks hold the same bits, whatever their number.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from teamtr.batches import AgentBatch
 from teamtr.engines.shards import Part, Rows, Shards
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
-"""What float64 carries without rounding (integers below 2^53)."""
+"""Dtypes that float64 represents exactly (integers below 2^53)."""
 
 
 class Apart(RuntimeError):
-    """The ranks lost touch: one of them ended, hangs, or cannot be reached."""
+    """The ranks lost contact: one of them ended, hangs, or cannot be reached."""
 
 
 def meeting_point(host: str) -> dist.TCPStore:
-    """Where ranks find each other, at a free port of this machine (``.port``); the first rank keeps it."""
+    """The store through which ranks rendezvous, at a free port of this machine (``.port``); it lives in the first
+    rank."""
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 def join(rank: int, world: int, store: dist.TCPStore | tuple[str, int], patience_s: float) -> None:
-    """Become one of the ranks of this process' default group. They exchange numbers by CPU, because adapters are small
-    and several ranks may share a card; parts of a model on cards go from card to card."""
+    """Initialize this process's default group as one of the ranks. Results are exchanged on CPUs, because adapters are
+    small and several ranks may share a card; parts of a model on cards are sent directly between cards."""
     patience = timedelta(seconds=patience_s)
     with _in_touch():
         if not isinstance(store, dist.TCPStore):
@@ -49,8 +50,8 @@ def join(rank: int, world: int, store: dist.TCPStore | tuple[str, int], patience
 
 @dataclass
 class Turn:
-    """The present pass of a step in lockstep: the ranks that have rows in it, the scale of its loss, whether this
-    rank's own gradient is finite, layer by layer, and the sums of each layer's gradients so far."""
+    """The current pass of a step in lockstep: the ranks with rows in it, its loss scale, whether this rank's own
+    gradient is finite, per layer, and the sums of each layer's gradients so far."""
 
     ranks: Sequence[int] = ()
     scale: float = 1.0
@@ -59,7 +60,7 @@ class Turn:
 
 
 class Ranks(Shards):
-    """The shards of one rank, after ``join``."""
+    """The shards of one rank. Constructed after ``join``."""
 
     def __init__(self, count: int, *, lockstep: bool = False) -> None:
         super().__init__(count)
@@ -67,7 +68,7 @@ class Ranks(Shards):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.processes, self.process = self.world, self.rank
         self.writes = self.rank == 0
-        self.carries_sums = self.world > 1  # FSDP2 asks nobody to add up where there is one rank
+        self.carries_sums = self.world > 1  # with one rank, FSDP2 does not call OrderedSum
         self.turn = Turn()
 
     @property
@@ -98,8 +99,8 @@ class Ranks(Shards):
         return [by_row[place] for place in range(len(rows))]
 
     def added(self, own: Mapping[int, Sequence[Tensor]], of: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-        """Each rank adds one slice of all shards, and gives it to the others: two gradients pass through a rank,
-        however many shards there are."""
+        """Each rank sums one slice of all shards and sends it to the others. With one shard per rank, two gradients
+        pass through a rank, however many ranks there are."""
         assert of, "a step needs at least one message"
         mine = [shard for shard in of if shard in self.own]
         return [
@@ -140,7 +141,8 @@ class Ranks(Shards):
         return [float(one) for one in found]
 
     def turns(self, todo: Collection[Part], scale: float = 1.0) -> Iterator[Mapping[int, Part]]:
-        """Micro-batch after micro-batch, and of each number shard after shard, as many at once as there are ranks."""
+        """In the order of micro-batch numbers, and for each number in the order of shards, as many shards at once as
+        there are ranks."""
         waiting = set(todo)
         for number in range(1 + max((number for _, number in todo), default=-1)):
             for first in range(0, self.count, self.world):
@@ -176,7 +178,7 @@ class Ranks(Shards):
 
 @contextmanager
 def _in_touch() -> Iterator[None]:
-    """Whatever a collective raises means that another rank did not take part."""
+    """Raises ``Apart`` for any error of a collective: it means that another rank did not take part."""
     try:
         yield
     except (RuntimeError, TimeoutError, ConnectionError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Members as Ray actors: Ray places them, on this machine or on others, and tells when one of them is gone."""
+"""Cluster members as Ray actors. Ray places them, on this machine or on others, and reports when one is gone."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from teamtr.ports import EngineLost
 MakeEngine = Callable[[Shards], LocalEngine]
 
 TRIES = 3
-"""To start Ray on this machine: a busy one misses the half minute that it gives itself."""
+"""Attempts to start Ray on this machine: on a busy one it may miss its own limit of half a minute."""
 STORE_BYTES = 256 << 20
-"""Of Ray's memory for what passes between processes, where we start it: token ids and numbers, never weights."""
+"""Size of Ray's object store if Ray is started here. Token ids and numbers pass between processes, never weights."""
 GRACE_S = 10.0
-"""For the others to say something too, once one member has failed."""
+"""How long to wait for the other members' results after one member has failed."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Room:
-    """What the members are to be, and where.
+    """What the members need, and where they run.
 
     Attributes:
-        shards: parts of every batch.
-        address: of a cluster that runs; None: RAY_ADDRESS where it is set, else one on this machine.
-        patience_s: how long a call may take before the member counts as hanging.
-        on_cards: each member has a card, or a part of one where there are fewer.
-        may_be_fewer: take as many as there is room for, instead of refusing.
-        lockstep: all pass through the model together, because each holds a part of it.
+        shards: number of shards of every batch.
+        address: of a running cluster; None: RAY_ADDRESS if it is set, otherwise one on this machine.
+        patience_s: timeout of a call, after which a member counts as hung.
+        on_cards: each member has a card, or a part of one if there are fewer cards than members.
+        may_be_fewer: start as many members as there is room for, instead of raising an error.
+        lockstep: all members pass through the model together, because each holds a part of it.
     """
 
     shards: int
@@ -51,8 +51,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Group:
-    """Members that hold the same models. ``number`` and ``agents``: of a group among several, for those who read what
-    went wrong."""
+    """Members that hold the same models. ``number`` and ``agents`` identify the group in error messages, if there are
+    several."""
 
     make: MakeEngine
     workers: int
@@ -60,14 +60,14 @@ class Group:
     agents: tuple[str, ...] = ()
 
     def worker(self, member: int, process: str = "") -> str:
-        """How it is called in messages."""
+        """The name of a member in messages."""
         group = "" if self.number is None else f" of group {self.number}"
         inside = "; ".join(filter(None, (", ".join(self.agents), process)))
         return f"worker {member}{group}" + (f" ({inside})" if inside else "")
 
 
 def start_members(groups: Sequence[Group], room: Room) -> list[RayMembers]:
-    """The members of every group. Groups load their models beside each other."""
+    """Starts the members of every group. Groups load their models in parallel."""
     _connect(room, sum(group.workers for group in groups))
     placed = _place([group.workers for group in groups], room)
     started = [RayMembers(group, room, own) for group, own in zip(groups, placed, strict=True)]
@@ -83,7 +83,7 @@ def start_members(groups: Sequence[Group], room: Room) -> list[RayMembers]:
 
 
 class RayMembers:
-    """One actor for each member of a group, as ``start_members`` makes them."""
+    """The members of a group, one actor each, as ``start_members`` creates them."""
 
     def __init__(self, group: Group, room: Room, placed: Placed) -> None:
         self.group = group
@@ -94,7 +94,7 @@ class RayMembers:
         self.processes: dict[int, tuple[str, int]] = {}
 
     def join(self) -> dict[int, Any]:
-        """Have all of them meet and load their models; returns what to wait for."""
+        """Make all members rendezvous and load their models; returns the pending results."""
         place = self._first()
         return {
             rank: actor.join.remote(self.group, rank, self.count, self.room, place)
@@ -102,22 +102,22 @@ class RayMembers:
         }
 
     def wait_for(self, joined: Mapping[int, Any]) -> None:
-        """Until all of them can be asked."""
+        """Wait until all members can take calls."""
         self.processes = self._wait(joined)
 
     def _first(self) -> tuple[str, int]:
-        """Where all will meet: a port of the first member's machine."""
+        """Where the members rendezvous: a port of the first member's machine."""
         found: tuple[str, int] = self._wait({0: self._placed.actors[0].open.remote()})[0]
         return found
 
     def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         if self._lost is not None:
-            raise EngineLost(str(self._lost))  # whoever tidies up after the first time is told the same
+            raise EngineLost(str(self._lost))  # later calls, such as cleanup, get the same reason
         return self._wait({member: self._placed.actors[member].answer.remote(call) for member, call in calls.items()})
 
     def _wait(self, asked: Mapping[int, Any]) -> dict[int, Any]:
-        """The answers of all. Once one has failed, the others get a moment to fail too: whose failure it was is told by
-        the first that did not only lose touch with the others."""
+        """The results of all members. Once one has failed, the others get ``GRACE_S`` seconds to fail too, so that the
+        cause is raised and not an error of a member that only lost contact with the others."""
         import ray
 
         who = {ref: member for member, ref in asked.items()}
@@ -150,7 +150,7 @@ class RayMembers:
         own = [error for error in failed.values() if not isinstance(error, EngineLost | Apart)]
         lost = [error for error in failed.values() if isinstance(error, EngineLost)]
         if own and not silent and not lost:
-            raise own[0]  # all have answered, and can be asked again
+            raise own[0]  # all members have answered, and can take another call
         if lost:
             why = lost[0]
         elif failed:
@@ -159,7 +159,7 @@ class RayMembers:
         else:
             why = EngineLost(f"{self._name(silent[0])} has not answered for {self.room.patience_s:.0f} s")
         self.close(why)
-        raise own[0] if own and not lost else why  # what others said when one was gone comes of that
+        raise own[0] if own and not lost else why  # other members' errors follow from the lost one
 
     def close(self, why: EngineLost | None = None) -> None:
         import ray
@@ -185,12 +185,12 @@ def _answer(ref: Any, member: str) -> Answer:
     return answer if isinstance(answer, Answer) else Answer(answer)
 
 
-# -- where they are -------------------------------------------------------------------------------------------
+# -- placement ------------------------------------------------------------------------------------------------
 
 
 def require_room(wanted: Sequence[int], room: Room) -> None:
-    """Raises a UserError where Ray is not installed, or where a cluster that runs cannot be reached or has no place for
-    so many members of each group. One that is started here has."""
+    """Raises a UserError if Ray is not installed, or if a running cluster cannot be reached or has no room for this
+    many members of each group. A cluster that is started here has room."""
     ray = _ray()
     if not _runs_elsewhere(room):
         return
@@ -216,10 +216,10 @@ def _runs_elsewhere(room: Room) -> bool:
 
 
 def _connect(room: Room, workers: int) -> None:
-    """To the cluster that the room names, or to one for so many workers that is started here."""
+    """Connect to the cluster that the room names, or start one here for this many workers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: beside anything else, workers would starve
+    os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's default, 15, workers starve beside other processes
     ray = _ray()
     if ray.is_initialized():
         return
@@ -256,14 +256,14 @@ def _connect(room: Room, workers: int) -> None:
 
 @dataclass(frozen=True)
 class Placed:
-    """The actors of one group, and what Ray keeps for them."""
+    """The actors of one group, and the resources that Ray reserves for them."""
 
     actors: list[Any]
     bundles: Any
 
 
 def _counts(wanted: Sequence[int], room: Room) -> list[int]:
-    """How many members each group gets. Raises a UserError where there is no place for them."""
+    """Number of members of each group. Raises a UserError if there is no room for them."""
     there = _ray().cluster_resources()
     cores, cards = int(there.get("CPU", 0)), there.get("GPU", 0.0)
     counts = share_out(wanted, cores) if room.may_be_fewer else list(wanted)
@@ -280,7 +280,7 @@ def _counts(wanted: Sequence[int], room: Room) -> list[int]:
 
 
 def _place(wanted: Sequence[int], room: Room) -> list[Placed]:
-    """So many actors for each group, all at once or none."""
+    """Start this many actors for each group, all at once or none."""
     import ray
     from ray.util.placement_group import placement_group
 
@@ -301,8 +301,8 @@ def _place(wanted: Sequence[int], room: Room) -> list[Placed]:
 
 
 def share_out(wanted: Sequence[int], cores: int) -> list[int]:
-    """As many as there are cores, where that is fewer than wanted: the largest group gives first, none gives its
-    last."""
+    """As many members as there are cores, if fewer than wanted. The largest group loses members first, and each group
+    keeps at least one."""
     counts = list(wanted)
     while sum(counts) > max(cores, len(counts)):
         counts[counts.index(max(counts))] -= 1
@@ -310,7 +310,7 @@ def share_out(wanted: Sequence[int], cores: int) -> list[int]:
 
 
 def _actors(bundles: Any, count: int, share: float) -> list[Any]:
-    """``share``: of a card, for each."""
+    """``share``: fraction of a card for each actor."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -333,7 +333,7 @@ def _give_back(bundles: Any) -> None:
 
 
 class _Actor:
-    """What runs in a member's process."""
+    """Runs in a member's process."""
 
     def __init__(self, sharing: int) -> None:
         self.sharing = sharing

@@ -1,4 +1,4 @@
-"""The end of a call: one process of a cluster, with the models that it holds, answers what the loop asks."""
+"""The worker's side of a call: a process that holds models executes the calls of the training loop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Handle:
 
 @dataclass(frozen=True)
 class Call:
-    """A method of the engine, or of an agent's learner. ``keep``: hold the result under this number, and do not send
-    it. ``dropped``: what nobody holds any more."""
+    """A method call on the engine, or on an agent's learner. ``keep``: store the result under this number instead of
+    returning it. ``dropped``: numbers of stored results that are no longer referenced."""
 
     name: str
     agent: str | None = None
@@ -35,18 +35,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a call: a result, or what was raised."""
+    """The outcome of a call: a result, or the exception that was raised."""
 
     result: Any = None
     error: Exception | None = None
 
 
 class OtherWeights(RuntimeError):
-    """A seat does not hold the weights that it is to speak with."""
+    """A seat does not hold the version of the weights that it should sample with."""
 
 
 class Seat:
-    """Answers calls, one after the other."""
+    """Executes calls, one at a time."""
 
     def __init__(self, engine: LocalEngine, name: str = "worker 0") -> None:
         self.engine = engine
@@ -74,13 +74,13 @@ class Seat:
         target = self.engine if call.agent is None else self.engine.learner(call.agent)
         found = getattr(target, call.name)
         if not callable(found):
-            return dict(found) if isinstance(found, dict) else found  # tokens go on counting
+            return dict(found) if isinstance(found, dict) else found  # a copy: the counters of ``tokens`` keep changing
         return found(*(self.kept[a.number] if isinstance(a, Handle) else a for a in call.arguments), **call.options)
 
     def _sample_parts(
         self, agent: str, version: str, parts: Sequence[tuple[Sequence[Ids], Floats]], decoding: Decoding
     ) -> list[list[Sample]]:
-        """Each part by itself, with these weights and no others."""
+        """Samples each part separately, with weights of this version only."""
         present = self.engine.version(agent)
         if present != version:
             raise OtherWeights(

@@ -1,9 +1,10 @@
-"""Models whose layers are spread over the ranks by FSDP2: each holds a part, and all of a layer for a moment.
+"""Models whose layers are sharded over the ranks with FSDP2.
 
-A base under adapters is spread and frozen; a model that is trained as a whole is spread with its gradients and moments.
-Adapters, embeddings, norms outside of layers and the output layer stay whole on every rank: they are small beside the
-layers, and an output layer may be tied to the embeddings. Where weights can be read from their files one by one
-(``torch.outline``), no rank ever holds a whole model. A pass is made by all ranks together (``Shards.lockstep``).
+Each rank holds a part of every layer, and a whole layer only during its forward and backward pass. A base under
+adapters is sharded and frozen. A model that is trained as a whole is sharded with its gradients and optimizer moments.
+Adapters, embeddings, norms outside of layers and the output layer stay whole on every rank: they are small compared
+with the layers, and an output layer may be tied to the embeddings. If weights can be read from their files one by one
+(``torch.outline``), no rank ever holds a whole model. All ranks run each pass together (``Shards.lockstep``).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from teamtr.engines.torch.spread_linears import round_again_on_the_way_back
 
 
 class LayerSpread:
-    """Spreads the layers of models over all ranks, after ``ranks.join``; every rank makes the same calls. ``device``:
-    where this rank computes, whose kind decides how parts go from rank to rank."""
+    """Shards the layers of models over all ranks, after ``ranks.join``; every rank makes the same calls. ``device``:
+    where this rank computes; its type determines how parts are sent between ranks."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self.turn = ranks.turn
@@ -32,8 +33,8 @@ class LayerSpread:
         self.mesh = init_device_mesh(device.type, (ranks.world,))
 
     def spread(self, model: Any, unread: Unread | None = None) -> None:
-        """A model of transformers or a PEFT model, which has the same weights on every rank, or has yet to read them:
-        then this rank reads its part alone. Layers go to the device one by one, and then what stays whole."""
+        """Shard a transformers or PEFT model. It has the same weights on every rank, or ``unread`` ones, of which this
+        rank then reads its part alone. Layers move to the device one by one, then the tensors that stay whole."""
         adapters = {parameter for name, parameter in model.named_parameters() if "lora_" in name}
         causal_lm = model.get_base_model() if adapters else model
         layers = causal_lm.get_decoder().layers
@@ -52,10 +53,10 @@ class LayerSpread:
 
 
 class OrderedSum:
-    """Adds up one layer's gradients of all ranks, in their order, after those of the passes before: what comes out does
-    not depend on how many ranks there are. A rank that passes idly adds nothing, not even zeros. Gradients of a scaled
-    loss are looked at by the rank that they come from, and freed of the scale. FSDP2 calls it instead of the usual
-    reduce-scatter."""
+    """Sums one layer's gradients over the ranks in order, on top of those of earlier passes, so that the result does
+    not depend on the number of ranks. A rank without rows in a pass adds nothing, not even zeros. If the loss is
+    scaled, each rank checks its own gradients for overflow, and the sum is unscaled. FSDP2 calls this instead of its
+    usual reduce-scatter."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn

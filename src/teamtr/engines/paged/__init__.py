@@ -1,1 +1,1 @@
-"""Fast sampling on a GPU: pages of keys and values, one captured graph per batch size, weights merged in place."""
+"""Fast sampling on a GPU: a paged KV cache, one captured graph per batch size, and weights merged in place."""

@@ -1,6 +1,6 @@
-"""A Triton kernel of the sampler: to each row of a product, what its own agent's adapter adds.
+"""Triton kernel that adds to each row of a matrix product the output of that row's adapter.
 
-The same in plain torch is in ``row_adapters.py``; tests hold them together.
+``row_adapters.py`` has the same in plain torch; tests compare the two.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, OUTPUTS = 32, 128
-"""Of the tile that a program computes."""
+"""The tile that one program computes."""
 COLUMNS = 64
-"""Ranks, of all agents and joined layers, that are added at a time."""
+"""Columns added at a time: the ranks of all agents and fused layers side by side."""
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _own_adapter_kernel(
     product, up, index, out, rows, row, OUT: tl.constexpr, ALL: tl.constexpr, RANK: tl.constexpr,
     ADAPTERS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of product[:, :OUT] + own(product[:, OUT:]) @ up'."""
+    """A tile of product[:, :OUT] + own(product[:, OUT:]) @ up', where own() keeps the columns of the row's adapter."""
     n = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     in_n, in_o = n < rows, o < OUT
@@ -40,7 +40,7 @@ def _own_adapter_kernel(
 
 
 def with_own_adapter(product: Tensor, up_OC: Tensor, index_N: Tensor, rank: int, adapters: int) -> Tensor:
-    """Rows [.., O + C] of a product with the base and all A, to [.., O]; ``index_N``: whose adapter each row has."""
+    """Rows [.., O + C] of a product with the base and all A, to [.., O]; ``index_N``: the adapter of each row."""
     flat = product.flatten(0, -2)
     outputs, columns = up_OC.shape
     out_NO = torch.empty(len(flat), outputs, dtype=product.dtype, device=product.device)

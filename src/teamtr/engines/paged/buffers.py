@@ -1,5 +1,7 @@
-"""The tensors that captured decode steps read and write: one seat for every row of the running batch, one slot for what
-every open row draws with and has said."""
+"""Tensors that captured decode steps read and write.
+
+Every row of the running batch has a seat; every open row has a slot for its noise and its output.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from teamtr.engines.sampling import TokenSampler
 from teamtr.types import Ids
 
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Rows of a captured step."""
+"""Batch sizes of captured steps."""
 MOST_ENDS = 64
 NOBODY = -1
-"""In the place of an adapter: the row is computed with the weights of the copy as they are."""
+"""Adapter index of a row that is computed with the weights of the copy alone."""
 
 
 @dataclass(frozen=True)
 class Seated:
-    """What a row brings to its seat."""
+    """What is written to a seat when a row is admitted."""
 
     slot: int
     prompt: Ids
@@ -38,8 +40,8 @@ class Seated:
 
 @dataclass
 class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses stay while the buffers stand. ``kept``: the
-    features that each token was drawn from, where they are kept: of ``kept_width`` numbers (0: they are not)."""
+    """The tensors that captured graphs read and write; their addresses do not change. ``kept`` holds the features that
+    each token was drawn from, ``kept_width`` numbers per token (0: they are not kept)."""
 
     rows: int
     tokens: int
@@ -64,7 +66,7 @@ class DecodeBuffers:
     together: Together = field(init=False)
     clusters: list[Cluster] = field(default_factory=list)
     graphs: dict[tuple[int, TokenSampler, bool], Any] = field(default_factory=dict)
-    memory: Any = None  # of the graphs, which share it; it goes with the last of them
+    memory: Any = None  # shared by the graphs, and freed with the last of them
 
     def __post_init__(self) -> None:
         sequences = SIZES[-1]
@@ -77,7 +79,7 @@ class DecodeBuffers:
         self.alive = make(sequences, dtype=torch.bool)
         self.limit, self.adapter, self.ends = make(sequences), make(sequences), make(sequences, MOST_ENDS)
         self.table = make(sequences, self.width, dtype=torch.int32)
-        # One row more than asked for: seats without work write there.
+        # One spare row, which seats without work write to.
         self.uniform = make(self.rows + 1, self.tokens, dtype=torch.float64)
         self.ids = make(self.rows + 1, self.tokens)
         self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
@@ -92,7 +94,7 @@ class DecodeBuffers:
 
     @property
     def seats(self) -> tuple[Tensor, ...]:
-        """What moves when a row gets another seat."""
+        """The tensors with an entry per seat, which move when a row changes seats."""
         return (
             self.token,
             self.position,
@@ -119,7 +121,7 @@ class DecodeBuffers:
         self.together.put(other.clusters)
 
     def seat(self, rows: Sequence[Seated], first: int) -> slice:
-        """Give these rows the seats from ``first`` on, with nothing said."""
+        """Write these rows to the seats from ``first`` on, before their first token."""
         count, longest = len(rows), max(len(row.noise_T) for row in rows)
         here = slice(first, first + count)
         table = np.full((count, self.width), SCRATCH, dtype=np.int32)
@@ -145,12 +147,12 @@ class DecodeBuffers:
         return here
 
     def steps_left(self, count: int) -> int:
-        """Most tokens that one of the first rows may still say."""
+        """The largest number of tokens that one of the first rows may still get."""
         left = torch.where(self.alive[:count], self.limit[:count] - self.step[:count], 0)
         return int(left.max()) if count else 0
 
     def clear(self, first: int) -> None:
-        """Seats from here on have no work."""
+        """Mark the seats from ``first`` on as without work."""
         self.alive[first:] = False
         self.table[first:] = SCRATCH
         self.position[first:] = 0
@@ -159,15 +161,15 @@ class DecodeBuffers:
         self.adapter[first:] = NOBODY
 
     def keep(self, sequences: Sequence[int]) -> None:
-        """Only these sequences stay, in this order."""
+        """Keep only these sequences, in this order."""
         index = torch.tensor(sequences, dtype=torch.int64, device=self.device)
         for state in self.seats:
             state[: len(sequences)] = state[index]
         self.clear(len(sequences))
 
     def record(self, here: slice, ids_N: Tensor, logp_N: Tensor, features_NH: Tensor) -> None:
-        """Write down these sequences' tokens, and what they were drawn from, and move on. Seats without work write to
-        the spare row."""
+        """Store the tokens of these seats, with the features they were drawn from, and advance. Seats without work
+        write to the spare row."""
         alive_N, step_N = self.alive[here], self.step[here]
         target_N = torch.where(alive_N, self.row[here], self.rows)
         self.ids.index_put_((target_N, step_N), ids_N)

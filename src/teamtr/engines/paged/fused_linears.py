@@ -1,8 +1,8 @@
-"""Fewer, larger kernels in the sampling copy: layers that read the same input in one product, norm and rotation of
-queries and keys within attention.
+"""Fewer, larger kernels in the sampling copy.
 
-What a model computes stays the same. Attention modules are joined where ``anatomy`` knows them; the others keep their
-own forward.
+Layers with the same input become one product, and attention applies the norm and rotation of queries and keys. What a
+model computes stays the same. Attention modules are fused if ``anatomy`` recognizes them; the others keep their own
+forward.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ SIBLINGS = (PRODUCTS, ("gate_proj", "up_proj"))
 
 
 def join_siblings(model: nn.Module) -> dict[nn.Module, Siblings]:
-    """Give query, key and value one weight, gate and up another: a decode step of few rows reads weights at the speed
-    of the memory only when a product is large. Each layer keeps its name, its weight is a part of the common one.
-    Returns the joined products by the module that has them."""
+    """Give query, key and value one common weight, and gate and up another: with few rows, a decode step reads weights
+    at full memory bandwidth only if a product is large. Each layer keeps its name, and its weight becomes a slice of
+    the common one. Returns the fused products by the module that contains them."""
     found: dict[nn.Module, Siblings] = {}
     for module, _, layers in list(siblings_in(model)):
-        found.setdefault(module, Siblings(layers))  # attention's come first
+        found.setdefault(module, Siblings(layers))  # SIBLINGS begins with attention's layers
     return found
 
 
 def siblings_in(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...], list[nn.Linear]]]:
-    """Layers that can be joined, with the module that has them and their names; below adapters, where there are any."""
+    """Layers that can be fused, with the module that contains them and their names; below adapters, if there are
+    any."""
     for module in model.modules():
         for names in SIBLINGS:
             layers = [getattr(module, name, None) for name in names]
@@ -43,13 +44,13 @@ def siblings_in(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...], 
 
 
 def as_one(tensors: Sequence[Tensor]) -> Tensor:
-    """These tensors below each other: the very memory where they lie so already, else a copy."""
+    """These tensors concatenated along rows: a view if they already are so in memory, otherwise a copy."""
     lying = below_each_other(tensors)
     return torch.cat(list(tensors)) if lying is None else lying
 
 
 def joined_weight(layers: Sequence[nn.Linear]) -> FrozenWeight:
-    """Of all these layers, below each other; all of them are kept in one way."""
+    """The weights of these layers, concatenated along rows. All must be stored in the same format."""
     kept = [kept_weight(layer) for layer in layers]
     scaled = [weight for weight in kept if isinstance(weight, RowScaled)]
     if not scaled:
@@ -59,7 +60,8 @@ def joined_weight(layers: Sequence[nn.Linear]) -> FrozenWeight:
 
 
 class Siblings:
-    """The eldest computes for all; each of the others takes its part when it is asked about the same input."""
+    """Layers that are computed as one product. The first one (the eldest) computes it for all; each of the others takes
+    its part when it is called with the same input, and computes its own output otherwise."""
 
     @staticmethod
     def fit(layers: list[nn.Linear]) -> bool:
@@ -71,7 +73,8 @@ class Siblings:
         self.bias: Tensor | None = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.layers = layers
         self.product: Callable[[Tensor], Tensor] = self._plain
-        """What all layers make of an input, side by side. ``row_adapters`` puts one here that adds adapters."""
+        """Maps an input to the outputs of all layers, side by side. ``row_adapters`` replaces it with one that adds
+        adapters."""
         self._input: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
         numbers = self.weight if isinstance(self.weight, Tensor) else self.weight.numbers
@@ -110,8 +113,8 @@ class Siblings:
 
 
 def join_attention(known: Mapping[nn.Module, Anatomy], products: Mapping[nn.Module, Siblings]) -> int:
-    """Let attention modules that are known hand their joined product to attention as it is, with norm and rotation as a
-    value. Returns how many do."""
+    """Make recognized attention modules pass their fused product to attention directly, together with norm and
+    rotation. Returns the number of these modules."""
     joined = [(known[module], product) for module, product in products.items() if module in known]
     for anatomy, product in joined:
         anatomy.module.forward = _joined_forward(anatomy, product)

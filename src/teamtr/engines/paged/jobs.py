@@ -1,4 +1,4 @@
-"""Rows that the sampler of a GPU is asked for: who writes them, and what is known of one that is being written."""
+"""Rows that the paged sampler is asked to write: their speaker, the request, and the state while they are written."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from teamtr.types import Floats, Ids
 
 
 def _as_it_is() -> None:
-    """The copy holds the weights already."""
+    """The copy already holds the weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Speaker:
-    """Whose rows they are: which weights write them, and how tokens are drawn and messages end.
+    """The agent of a row: which weights write it, how tokens are drawn, and what ends a message.
 
     Args:
-        version: names the weights; without a name nothing computed with them is found again.
+        version: names the weights; if empty, later calls reuse nothing that was computed with them.
         lane: rows of equal lanes may decode together, and have the same ``drawing``.
-        adapter: the place of the agent's adapter where the copy applies adapters row by row.
-        take_up: have the weights where they are computed with.
-        keep: told of each message what its tokens were drawn from.
+        adapter: index of the agent's adapter, if the copy applies adapters row by row.
+        take_up: loads the weights into the copy.
+        keep: called with the features that each message's tokens were drawn from.
     """
 
     version: str
@@ -39,7 +39,7 @@ class Speaker:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A row that is asked for."""
+    """A requested row."""
 
     speaker: Speaker
     prompt: Ids
@@ -47,12 +47,13 @@ class Job:
 
 
 MoreJobs = Callable[[Sequence[Ended]], Sequence[Job]]
-"""As ``ports.More``."""
+"""As ``ports.More``, for jobs."""
 
 
 @dataclass(eq=False)
 class OpenRow:
-    """A row that is being written: its number in the stream, its pages, and the slot of what it says."""
+    """A row that is being written: its number in the stream, its pages, and the slot of its output. ``told`` counts the
+    tokens that were already reported."""
 
     row: int
     job: Job

@@ -1,9 +1,9 @@
-"""What lies between the products of the sampling copy, in few kernels: sum and norm in one, the gate in another.
+"""Fused kernels between the matrix products of the sampling copy: residual sum and norm in one, the gate in another.
 
-A layer does not add what its last product says: the next one does, where it norms the sum. That needs a decoder whose
-layers hand on what they say to the next one and to nobody else. ``Stack`` finds out whether it is one. Others keep
-their own forward, and torch's compiler joins much the same, which takes it half a minute. So does a large model on a
-card of which only a part is known, such as one with experts.
+A layer leaves its last output unadded; the next layer adds it in the kernel of its norm. This requires a decoder in
+which the output of a layer goes to the next layer only, which ``Stack`` checks. Other models keep their own forward;
+torch's compiler fuses much the same for them, which takes half a minute. So do large models on a card that are only
+partly recognized, such as those with experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from teamtr.engines.torch.known_layers import adds_twice, computed_by_kernels, h
 
 @dataclass(frozen=True)
 class Stack:
-    """Decoder layers that hand on, those of their parts that are gates, and the norm after the last one."""
+    """Decoder layers whose outputs go to the next layer only, the recognized gates among their parts, and the norm
+    after the last one."""
 
     layers: list[Any]
     gates: list[Any]
@@ -29,7 +30,7 @@ class Stack:
 
     @staticmethod
     def of(model: Any) -> Stack | None:
-        """Before the model is filled: what is tried must not overflow."""
+        """The stack of a model, or None. Called before the model is filled, so that the test inputs do not overflow."""
         decoder = model.get_decoder()
         layers, norm = list(getattr(decoder, "layers", ())), getattr(decoder, "norm", None)
         if not layers or not all(map(adds_twice, layers)) or not is_rms_norm(norm) or not hands_on(model):
@@ -37,24 +38,25 @@ class Stack:
         return Stack(layers, [layer.mlp for layer in layers if is_gated(layer.mlp)], norm)
 
     def is_whole(self, attention: Container[nn.Module]) -> bool:
-        """Whether kernels of our own compute all that lies between products. ``attention``: the modules we know."""
+        """Whether our own kernels compute everything between the matrix products. ``attention``: the recognized
+        modules."""
         return len(self.gates) == len(self.layers) and all(layer.self_attn in attention for layer in self.layers)
 
 
 @dataclass
 class _Carried:
-    """What the layer before said and did not add."""
+    """The last output of the previous layer, which has not been added yet."""
 
     delta: Tensor | None = None
 
     def take(self) -> Tensor | None:
-        """It is kept no longer than it is needed: a pass over many tokens has large ones."""
+        """The output, which is released: in a pass over many tokens it is large."""
         delta, self.delta = self.delta, None
         return delta
 
 
 def join_layers(stack: Stack, products: Mapping[nn.Module, Siblings]) -> None:
-    """Let these layers leave their last sum to the next one. ``products``: of layers that read the same input."""
+    """Make each layer leave its last sum to the next one. ``products``: of layers that read the same input."""
     carried = _Carried()
     for k, layer in enumerate(stack.layers):
         layer.forward = _layer_forward(layer, carried, first=k == 0)
@@ -68,7 +70,7 @@ def _layer_forward(layer: Any, carried: _Carried, *, first: bool) -> Callable[..
 
     def forward(hidden_states: Tensor, **named: Any) -> Tensor:
         if first:
-            carried.take()  # a pass that broke off may have left something
+            carried.take()  # an interrupted pass may have left something
         x, normed = before(hidden_states, carried.take())
         x, normed = between(x, layer.self_attn(hidden_states=normed, **named)[0])
         carried.delta = layer.mlp(normed)
@@ -87,7 +89,7 @@ def _last_norm_forward(module: Any, carried: _Carried) -> Callable[[Tensor], Ten
 
 
 class _Norm:
-    """A sum, and its norm."""
+    """A residual sum and its norm."""
 
     def __init__(self, module: Any) -> None:
         self.module, self.plain, self.epsilon = module, module.forward, epsilon_of(module) or 0.0

@@ -1,9 +1,9 @@
-"""Triton kernels of the sampler: attention over pages, and drawing a token from logits read once.
+"""Triton kernels of the sampler: attention over pages, and drawing a token with one read of the logits.
 
 Pages hold the keys and values of ``PAGE`` consecutive tokens: pool[layer, page, kv head, slot, dim]. A row's table
-lists its pages in order, so position p of a row lives in page table[p // PAGE], slot p % PAGE.
+lists its pages in order, so position p of a row is in page table[p // PAGE], slot p % PAGE.
 
-The same attention in plain torch is in ``reference.py``, the same draw in ``engines.policy``; tests hold them together.
+``reference.py`` has the same attention in plain torch, ``engines.sampling`` the same draw; tests compare them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ VOCABULARY_BLOCK = 2048
 def _rotated(
     x, at, mask, d, cos_row, sin_row, weight, epsilon, NORM: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
-    """Rows [R, BLOCK_D] that begin at ``at`` [R, 1], normed over a head and rotated, in float32. An element's partner
-    in the rotation is read a second time: it lies in another thread's register."""
+    """Rows [R, BLOCK_D] that begin at ``at`` [R, 1], normalized over a head and rotated, in float32. An element's
+    partner in the rotation is read a second time, because it is in another thread's register."""
     half: tl.constexpr = DIM // 2
     pair = tl.where(d < half, d + half, d - half)
     own = tl.load(x + at + d[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -50,8 +50,8 @@ def _common_kernel(
     MEMBERS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, SHARES: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query heads of one kv head of all rows of a cluster, over its share of the pages that they
-    begin with. A place without a cluster has no pages."""
+    """One program: the query heads of one kv head of all rows of a cluster, over its share of the pages that they begin
+    with. Unused cluster entries have no pages."""
     cluster, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(pages + cluster)
     if count == 0:
@@ -104,9 +104,9 @@ def _decode_kernel(
 ):  # fmt: skip
     """One program: the query heads of one kv head of one row, over its share of the row's pages.
 
-    The present token's key and value come from registers; the first program also writes them to their page. With
-    SHARES, a row in a cluster goes on from what ``_common_kernel`` left in ``common``, from its first own page on; each
-    of its programs adds other shares of that.
+    The current token's key and value come from registers; the first program also writes them to their page. With
+    SHARES, a row in a cluster starts from the sums that ``_common_kernel`` left in ``common``, and continues from its
+    first page of its own; each of the row's programs adds different shares of these sums.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     past = tl.load(length + row)
@@ -152,7 +152,7 @@ def _decode_kernel(
                     common_total = tl.load(common_ml + at_c * 2 + 1, mask=g < GROUP, other=0.0)
                     common_sum = tl.load(common + at_c[:, None] * DIM + d[None, :], mask=in_gd, other=0.0)
                     highest = tl.maximum(best, common_best)
-                    level = tl.where(highest > float("-inf"), highest, 0.0)  # a share without pages, so far nothing
+                    level = tl.where(highest > float("-inf"), highest, 0.0)  # -inf while neither has read a page
                     shrink_own, shrink_common = tl.exp(best - level), tl.exp(common_best - level)
                     sum_d = sum_d * shrink_own[:, None] + common_sum * shrink_common[:, None]
                     total = total * shrink_own + common_total * shrink_common
@@ -193,7 +193,7 @@ def _join_kernel(
     partial, partial_ml, out,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the shares of one query head of one row."""
+    """Combine the partial sums of one query head of one row."""
     at = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
     best = tl.load(partial_ml + (at * SPLITS + s) * 2)
@@ -255,8 +255,9 @@ def decode_attention(
     table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
     together: Together | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of one new token per row over its ``length_N`` cached ones and itself, whose key and value it also
-    writes to their page. With ``rotation``, query and key come as the layer's products. Returns [N, H, D]."""
+    """Attention of one new token per row over its ``length_N`` cached ones and itself. Also writes the token's key and
+    value to their page. With ``rotation``, query and key are the layer's products before norm and rotation. Returns
+    [N, H, D]."""
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
     parts, common_parts = splits(rows, kv_heads), 0 if together is None else shares(rows, kv_heads)
@@ -291,7 +292,7 @@ def decode_attention(
         query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
         value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0), angle_row,
         SPLITS=parts, BLOCK_G=max(16, triton.next_power_of_2(group)), SHARES=common_parts, **kind,
-        num_warps=4, num_stages=3 if together is None else 2,  # few pages are left: rather more programs at once
+        num_warps=4, num_stages=3 if together is None else 2,  # few pages are left: run more programs at once
     )  # fmt: skip
     if parts > 1:
         _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=1)
@@ -299,14 +300,15 @@ def decode_attention(
 
 
 def _room_for_sums(out_NHD: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """For what so many programs add up: weighted values, and the highest score with the sum of the weights."""
+    """Buffers for the partial results of this many programs: weighted values, and the highest score with the sum of
+    weights."""
     rows, heads, dim = out_NHD.shape
     sums = torch.empty(rows, heads, parts, dim, dtype=torch.float32, device=out_NHD.device)
     return sums, torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=out_NHD.device)
 
 
 def _pointers(rotation: Rotation | None, unused: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int]:
-    """What a kernel is given of a rotation; a kernel that does not rotate never reads it."""
+    """The kernel arguments of a rotation; without one, placeholders that kernels do not read."""
     if rotation is None:
         return unused, unused, unused, unused, 0.0, 0
     assert rotation.cos_ND.stride() == rotation.sin_ND.stride()
@@ -354,7 +356,7 @@ def rotate_into_pages(
     query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, rotation: Rotation, key_pool: Tensor, value_pool: Tensor,
     page_N: Tensor, slot_N: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Norm and rotate queries and keys; keys and values go to their pages. Returns the queries."""
+    """Apply norm and rotation to queries and keys, and write keys and values to their pages. Returns the queries."""
     tokens, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
     out = torch.empty(tokens, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
@@ -413,7 +415,7 @@ def _pick_kernel(
     logits, mass, uniform, chosen, logprob, vocabulary, blocks, inverse_temperature,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Walk along the cumulative distribution to ``uniform``: first to the block, then inside it."""
+    """Find where the cumulative distribution reaches ``uniform``: first the block, then the token inside it."""
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BLOCKS)
     best_b = tl.load(mass + (row * blocks + b) * 2, mask=b < blocks, other=float("-inf"))
@@ -443,10 +445,10 @@ def _pick_kernel(
 
 
 def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """A token per row by inverting the cumulative distribution at ``uniform_N`` (float64), and its log-probability.
-    Reads the logits once; masses are added in float64."""
+    """Draws a token per row by inverting the cumulative distribution at ``uniform_N`` (float64); returns tokens and
+    their log-probabilities. Reads the logits once; probabilities are summed in float64."""
     logits_NV = logits_NV.float().contiguous()
-    uniform_N = uniform_N.contiguous()  # a column of a noise table is not
+    uniform_N = uniform_N.contiguous()  # a column of the noise table is not
     rows, vocabulary = logits_NV.shape
     blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
     mass = torch.empty(rows, blocks, 2, dtype=torch.float64, device=logits_NV.device)

@@ -1,5 +1,4 @@
-"""Who looks at whom while sampling: the new token of each row, or the new tokens of several prompts, over pages; and
-which of these tokens are computed in one pass."""
+"""Attention layouts over pages: decoding one token per row, and prefilling prompts in passes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from teamtr.engines.paged.work_split import Together
 from teamtr.engines.torch.rotation import Rotation
 
 BLOCK = 64
-"""Query tokens that one program of the prefill kernel takes."""
+"""Query tokens of one program of the prefill kernel."""
 
 
 def _computing(device: torch.device) -> ModuleType:
@@ -30,14 +29,14 @@ def _computing(device: torch.device) -> ModuleType:
 
 @dataclass(frozen=True)
 class Decoding:
-    """One new token per row, behind ``length_N`` tokens in the row's pages."""
+    """One new token per row, after ``length_N`` tokens in the row's pages."""
 
     pool: Pool
     table_NP: Tensor
     length_N: Tensor
     together: Together | None = None
 
-    longest = 0  # the prefill has looked at all pages of these rows
+    longest = 0  # sliding windows were checked by the prefill, for all pages of these rows
 
     def use_probes(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
@@ -50,7 +49,7 @@ class Decoding:
 
 
 class Piece(NamedTuple):
-    """The tokens of one prompt from ``start`` to before ``end``."""
+    """The tokens of one prompt from ``start`` up to ``end``, exclusive."""
 
     prompt: int
     start: int
@@ -58,9 +57,9 @@ class Piece(NamedTuple):
 
 
 def portions(prompts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Piece]]:
-    """The pieces of each pass, in order, at most ``most`` tokens in a pass; ``prompts`` are (tokens that pages already
-    hold, tokens in all). Only a prompt that alone is too long for a pass is cut, between two blocks of queries, so that
-    attention computes the same blocks as uncut."""
+    """The pieces of each prefill pass, in order, at most ``most`` tokens per pass; ``prompts`` are (tokens already in
+    pages, tokens in total). A prompt is cut only if it is too long for a pass by itself, and then between two blocks of
+    queries, so that attention computes the same blocks as without the cut."""
     most = max(BLOCK, most // BLOCK * BLOCK)
     part: list[Piece] = []
     room = most
@@ -78,7 +77,7 @@ def portions(prompts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Pie
 
 @dataclass(frozen=True)
 class Prefilling:
-    """The tokens of several prompts from ``known`` on, end to end."""
+    """The new tokens of several prompts, each from ``known`` on, end to end."""
 
     pool: Pool
     table_RP: Tensor
@@ -91,7 +90,7 @@ class Prefilling:
 
     @staticmethod
     def of(pool: Pool, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> Prefilling:
-        """``rows`` are (pages, tokens that they already hold, tokens that they hold after this pass)."""
+        """``rows`` are (pages, tokens already in them, tokens in them after this pass)."""
         size = pool.books.size
         width = max(len(pages) for pages, _, _ in rows)
         table = torch.tensor([[*pages, *[0] * (width - len(pages))] for pages, _, _ in rows], dtype=torch.int32)

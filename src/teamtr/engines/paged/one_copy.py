@@ -1,10 +1,10 @@
-"""One copy of a frozen base: the paged sampler computes with the learner's own tensors.
+"""One copy of a frozen base in memory: the paged sampler computes with the learner's own tensors.
 
-That is possible where adapters are applied row by row, so that nothing is merged into the base, and where the learner
-keeps weights in the sampler's precision, or in 8 bits, which both cast in passing. Layers that the sampler joins lie
-below each other in one tensor, whose parts are the learner's weights: both read the same bytes, and neither writes to
-them. The sampler's copy of the adapters stands in the same tensor, below them, but for weights in 8 bits
-(``row_adapters``). Norms and biases are copied: they are few, and the learner has them in float32.
+This requires adapters that are applied row by row, so that nothing is merged into the base, and a learner that keeps
+weights in the sampler's precision, or in 8 bits, which both cast on the fly. Layers that the sampler fuses are
+concatenated along rows in one tensor, and the learner's weights are slices of it: both read the same memory, and
+neither writes to it. The sampler's copy of the adapters is in the same tensor, below the weights, except for weights in
+8 bits (``row_adapters``). Norms and biases are copied: they are small, and the learner keeps them in float32.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from teamtr.engines.torch.row_scaled import (
 )
 
 SMALL = 0.02
-"""The deviation of weights that nobody has trained."""
+"""Standard deviation of untrained weights."""
 
 
 class NotShared(Exception):
-    """This model cannot be made around another one's weights; says why."""
+    """A model cannot be built around another one's weights; the message says why."""
 
 
 def plain_name(name: str) -> str:
-    """What a weight is called without adapters."""
+    """The name of a weight without adapters."""
     return re.sub(r"(\.base_layer)+\.", ".", name)
 
 
 def shared_weights(causal_lm: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """The frozen weights that a sampler in this dtype can read where they are, by the names that they have without
-    adapters. Layers that are joined: all of them, or none."""
+    """The frozen weights that a sampler in this dtype can read in place, by their names without adapters. Layers that
+    are fused are included together or not at all."""
 
     def fits(weight: Tensor) -> bool:
         here = weight.device.type == device.type and not is_spread(weight)
@@ -61,8 +61,8 @@ def shared_weights(causal_lm: nn.Module, dtype: torch.dtype, device: torch.devic
 
 
 def largest_cast(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> int:
-    """Numbers of the largest product that the sampler casts in passing: of a layer in 8 bits, or of those that are
-    joined; 0 where it casts none."""
+    """Number of weights in the largest product that the sampler casts on the fly: that of a layer in 8 bits, or of
+    layers that are fused; 0 if it casts none."""
     small = {weight for weight in shared.values() if weight.dtype == torch.int8}
     joined = [{layer.weight for layer in layers} for _, _, layers in siblings_in(causal_lm)]
     groups = [*({weight} for weight in small), *(group & small for group in joined)]
@@ -71,8 +71,9 @@ def largest_cast(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> int:
 
 @torch.no_grad()
 def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> None:
-    """Let the layers that the sampler joins be parts of one tensor; one group after the other, so that little is held
-    twice meanwhile. What they were in is given back: none of it has room for the next group."""
+    """Make the layers that the sampler fuses slices of one tensor, one group after the other, so that little is held
+    twice at any time. Their old memory is returned to the device: none of the blocks is large enough for the next
+    group."""
     among = set(shared.values())
     for _, _, layers in siblings_in(causal_lm):
         if layers[0].weight in among:
@@ -89,9 +90,10 @@ def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> 
 
 @torch.no_grad()
 def made_around(causal_lm: Any, dtype: torch.dtype, device: torch.device, shared: Mapping[str, Tensor]) -> Any:
-    """A plain model of this architecture with room of its own for all but these weights, in whose place are stand-ins
-    that take no memory and are as small as in a new model: what inspects a model makes numbers larger, for which
-    float16 has room in a new one, and not in every trained one. ``put_in_place`` takes the weights themselves."""
+    """A plain model of this architecture that allocates everything but these weights. In their place are stand-ins that
+    take almost no memory and are as small as weights of a new model: inspecting a model enlarges its numbers, which
+    float16 can represent for a new model, but not for every trained one. ``put_in_place`` inserts the weights
+    themselves."""
     with torch.device("meta"):
         model = type(causal_lm)._from_config(copy.deepcopy(causal_lm.config), dtype=dtype)
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +125,8 @@ def made_around(causal_lm: Any, dtype: torch.dtype, device: torch.device, shared
 
 
 def _stand_in(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """As many numbers as a matrix needs in which each row is the one before, one place further."""
+    """The numbers of a matrix in which each row is the previous one shifted by one place: rows + columns - 1 of
+    them."""
     return torch.randn(sum(shape) - 1, generator=generator).mul_(SMALL)
 
 

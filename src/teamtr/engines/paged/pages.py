@@ -1,9 +1,9 @@
-"""Pages of keys and values: who holds which, and which can be found again.
+"""The paged KV cache: pages with reference counts, and prefixes that can be reused.
 
-A page holds PAGE consecutive tokens of one sequence under one version of one agent. Its name is a hash of that
-version and of all tokens up to its end, so whoever needs the same prefix under the same weights finds it: the G
-episodes of a group, the same problem after another agent's update, an agent's next turn in a context that only grew
-(what it read; what it said as well where the context is a chat whose text gives the same tokens again).
+A page holds PAGE consecutive tokens of one sequence under one version of one agent. Its name is a hash of that version
+and of all tokens up to its end, so any sequence with the same prefix under the same weights finds it: the G episodes of
+a group, the same problem after another agent's update, an agent's next turn in a context that only grew (its prompt,
+and also its message where the chat's text gives the same tokens again).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SCRATCH = 0
 
 
 class OutOfPages(Exception):
-    """More pages are needed than are free or can be given up."""
+    """More pages are needed than are free or can be evicted."""
 
 
 class Pages:
-    """Books of a pool of ``count`` pages of ``size`` tokens. Page 0 is scratch and is never handed out."""
+    """Allocates a pool of ``count`` pages of ``size`` tokens. Page 0 is scratch and is never handed out."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count = count
@@ -36,7 +36,7 @@ class Pages:
         self._holders = [0] * count
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # named, held by nobody, oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # named pages without holders, oldest first
         self.found_tokens = 0
         self.wanted_tokens = 0
 
@@ -48,7 +48,7 @@ class Pages:
         return -(-tokens // self.size)
 
     def find(self, version: str, ids: Ids) -> list[int]:
-        """The pages that hold the longest known prefix of ``ids``, in order; they are held from now on."""
+        """The pages of the longest cached prefix of ``ids``, in order. The caller holds them from now on."""
         found = []
         for name in self._names(version, ids):
             page = self._page_of.get(name)
@@ -62,7 +62,7 @@ class Pages:
         return found
 
     def take(self, count: int) -> list[int]:
-        """This many empty pages, giving up the prefixes that were not used for longest."""
+        """Allocate this many empty pages, evicting the least recently used prefixes if needed."""
         if count > self.available:
             raise OutOfPages(f"{count} pages are needed and {self.available} can be had")
         taken = []
@@ -77,20 +77,20 @@ class Pages:
         return taken
 
     def share(self, pages: Sequence[int]) -> list[int]:
-        """The same pages, held once more."""
+        """Add a holder to these pages."""
         for page in pages:
             self._hold(page)
         return list(pages)
 
     def name(self, version: str, ids: Ids, pages: Sequence[int]) -> None:
-        """Make the pages that are full of ``ids`` findable."""
+        """Make the pages that ``ids`` fills reusable as a prefix."""
         for name, page in zip(self._names(version, ids), pages, strict=False):
             if name not in self._page_of and page not in self._name_of:
                 self._page_of[name] = page
                 self._name_of[page] = name
 
     def give_back(self, pages: Sequence[int]) -> None:
-        # Last pages first: of one sequence the beginning is worth most, and is given up last.
+        # Last pages first: the beginning of a sequence is the most reusable, and is evicted last.
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page] == 0:
@@ -100,7 +100,7 @@ class Pages:
                     self._free.append(page)
 
     def forget(self) -> None:
-        """Pages that nobody holds are not found any more."""
+        """Drop the names of pages without holders, so that their prefixes are not reused."""
         for page in self._idle:
             del self._page_of[self._name_of.pop(page)]
         self._free += self._idle
@@ -119,7 +119,7 @@ class Pages:
 
 
 class Pool:
-    """The tensors: keys and values, [layers, pages, kv heads, PAGE, dim]."""
+    """The tensors of keys and values, [layers, pages, kv heads, PAGE, dim]."""
 
     def __init__(
         self, attention: AttentionShape, pages: int, size: int, dtype: torch.dtype, device: torch.device
@@ -138,5 +138,5 @@ class Pool:
         if sources:
             at = torch.tensor([sources, targets], device=self.keys.device)
             for pool in (self.keys, self.values):
-                for layer in pool:  # layer by layer, so that the copy in between stays small
+                for layer in pool:  # layer by layer, so that the temporary copy stays small
                     layer[at[1]] = layer[at[0]]

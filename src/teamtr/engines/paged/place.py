@@ -1,4 +1,4 @@
-"""Where a policy is sampled from pages, and what to do when it cannot be."""
+"""The paged server of a policy, and the fallbacks for when it cannot sample."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from teamtr.engines.torch.attention import Unsupported
 
 @dataclass(frozen=True)
 class Paged:
-    """The server that samples it, and how it speaks there.
+    """A server, and the policy's speaker on it.
 
     Args:
-        leave: sample plainly from now on, for this reason.
-        otherwise: sample in the other precision from now on; raises UserError where there is none.
+        leave: use the plain sampler from now on, for this reason.
+        otherwise: sample in the other precision from now on; raises UserError if there is none.
     """
 
     server: Server

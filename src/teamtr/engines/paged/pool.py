@@ -1,4 +1,4 @@
-"""One server per architecture, made when it is first needed."""
+"""Paged servers, one per architecture, created on first use."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from teamtr.engines.paged.weights import SamplingCopy
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 COMPILE_FROM_PARAMETERS = 400_000_000
-"""Of a model whose layers we do not know in all their parts. Below this a step is short of work either way, and a run
-too short to repay the compiler."""
+"""Smallest model that is compiled if our kernels do not fully cover its layers. A step of a smaller one does not fill
+the card either way, and a run of one is too short to repay the compiler."""
 SHARE_OF_FREE_MEMORY = 0.4
 
 
@@ -33,13 +33,13 @@ class SamplerPool:
 
     Args:
         precision: of the sampling copy.
-        memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
-        compiled: whether torch compiles decoding; None: a large model, unless kernels of our own compute all that lies
-            between its products. They are for half precision.
+        memory_bytes: memory limit of KV pages; None takes a share of what is free at first use.
+        compiled: whether torch compiles decoding; None: if the model is large and our own kernels do not compute
+            everything between its matrix products. These kernels need half precision.
         adapters: merged into the copy when their agent speaks, or applied by row, so that rows of several agents decode
             together.
-        fallback: the precision to go on in once logits were not finite; None where there is no other.
-        keeps: servers can keep what tokens are drawn from, for updates that do not compute it again.
+        fallback: the precision to switch to after non-finite logits; None if there is none.
+        keeps: servers can keep the features that tokens are drawn from, so that updates need not compute them again.
     """
 
     precision: str
@@ -56,21 +56,21 @@ class SamplerPool:
         return DTYPES[self.precision]
 
     def shared_of(self, causal_lm: Any) -> dict[str, Tensor]:
-        """The weights of this model that its server reads where they are; the others are copied."""
+        """The weights of this model that its server reads in place; the others are copied."""
         return shared_weights(causal_lm, self.dtype, self.device) if self.applies_by_row(causal_lm) else {}
 
     def applies_by_row(self, causal_lm: Any) -> bool:
         return self.adapters == "by_row" and why_not(causal_lm) is None
 
     def key_of(self, causal_lm: Any) -> str:
-        """Models of equal keys have one server: those of one architecture. A model whose weights a server reads where
-        they are has one of its own."""
+        """Models with equal keys share a server: those of one architecture. A model whose weights are read in place has
+        its own."""
         found = architecture(causal_lm)
         return f"{found} {id(causal_lm)}" if self.shared_of(causal_lm) else found
 
     def server_of(self, causal_lm: Any, let_go: Callable[[], None] = lambda: None) -> Server:
-        """``let_go`` is called before one is made, which may lay weights of the model elsewhere: views of them would
-        keep where they lay."""
+        """The server of this model. ``let_go`` is called before a new one is made, which may move weights of the model:
+        views of them would keep their old memory allocated."""
         key = self.key_of(causal_lm)
         if key not in self._servers:
             let_go()
@@ -87,7 +87,7 @@ class SamplerPool:
         return self._servers[key]
 
     def _may_compile(self, causal_lm: Any) -> bool:
-        """Whether torch compiles decoding where kernels of our own do not do as much."""
+        """Whether torch compiles decoding if our own kernels do not cover the model."""
         if self.device.type != "cuda":
             return False
         if self.compiled is not None:
@@ -122,7 +122,7 @@ class SamplerPool:
             )
 
     def fall_back(self) -> bool:
-        """From now on sample in the other precision; False where there is none. All servers are made anew."""
+        """Sample in the other precision from now on, with new servers; False if there is no other precision."""
         if self.fallback is None:
             return False
         self.precision, self.fallback = self.fallback, None
@@ -130,12 +130,12 @@ class SamplerPool:
         return True
 
     def forget_pages(self) -> None:
-        """What servers computed before is not found any more."""
+        """Drop the cached prefixes of all servers."""
         for server in self._servers.values():
             server.forget_pages()
 
     def page_budget(self, causal_lm: Any) -> int:
-        """Most memory for pages of this architecture: what its server has, or would have if it were made now."""
+        """Memory limit of the pages of this architecture: that of its server, or of one that would be made now."""
         if server := self._servers.get(self.key_of(causal_lm)):
             return server.pool_bytes
         if self.memory_bytes is not None:
@@ -146,13 +146,13 @@ class SamplerPool:
 
 
 def has_kernels() -> bool:
-    """Whether the GPU kernels can be had: they need triton, which comes with torch's CUDA builds."""
+    """Whether the GPU kernels are available: they need triton, which comes with torch's CUDA builds."""
     return find_spec("triton") is not None
 
 
 def architecture(causal_lm: Any) -> str:
-    """What shapes the computation: the class and its config, but not where it came from, how attention runs, or what
-    is written into it when a model is saved."""
+    """A key of what is computed: the class and its config, without the config's source, the attention implementation
+    and what is added when a model is saved."""
     fields = causal_lm.config.to_dict()
     for name in (*NOT_COMPUTED_WITH, "_attn_implementation"):
         fields.pop(name, None)

@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch: the CPU path of the sampler, and what the kernels are tested against."""
+"""The sampler's kernels in plain torch: its CPU path, and the reference that the kernels are tested against."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decode_attention(
     table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
     together: Together | None = None,
 ) -> Tensor:  # fmt: skip
-    """``together`` changes who reads what, and nothing of what is computed."""
+    """``together`` is ignored: it changes how pages are read, not what is computed."""
     if rotation is not None:
         query_NHD, key_NKD = rotation.query(query_NHD), rotation.key(key_NKD)
     page = key_pool.shape[2]

@@ -1,11 +1,11 @@
 """Adapters applied row by row: rows of several agents in one step, over a base that nothing is merged into.
 
-The adapters of all agents of one base stand side by side: for every product, all A below the base's weight, and all B
-beside each other. One product gives what the base says of a row's x, and x through all A; of these, what is not its own
-agent's is set to zero, and the rest goes through all B and is added. Both have fixed shapes, whoever speaks: a captured
-step needs only the number of each row's adapter, in a tensor. It computes as many ranks as all agents have together,
-which is little beside the base, and no row depends on who is beside it but by rounding. Below a weight in 8 bits, which
-is cast in passing, nothing can stand: there x through all A is a product of its own.
+The adapters of all agents of a base are stacked: for every product, all A below the base's weight, and all B side by
+side. One product gives the base's output for a row's x, and x through all A. The columns of other agents are set to
+zero; the rest goes through all B and is added. Both products have fixed shapes for any mix of agents, so a captured
+step needs only a tensor with each row's adapter index. The cost is the sum of all agents' ranks, which is little
+compared with the base, and a row depends on the other rows only by rounding. A weight in 8 bits is cast on the fly, so
+nothing can be stored below it; there, x through all A is a product of its own.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 
 
 class RowAdapters:
-    """The adapters of one base, beside each other in a sampling copy of it."""
+    """The adapters of one base, stacked in a sampling copy of it."""
 
     def __init__(self, model: Any, causal_lm: Any, device: torch.device, dtype: torch.dtype) -> None:
         self._causal_lm, self._adapted = causal_lm, adapted_linears(causal_lm)
         names, rank = adapters_in(self._adapted.values())
         self.number = {name: k for k, name in enumerate(names)}
         self.index_N = torch.full((1,), NOBODY, device=device)
-        """The adapter of every token of the present pass."""
+        """The adapter of every token of the current pass."""
         self._versions: dict[str, str] = {}
         self._places: dict[str, tuple[_Product, int]] = {}
         theirs = {plain_name(name): weight for name, weight in causal_lm.named_parameters()}
@@ -54,15 +54,16 @@ class RowAdapters:
                     layer.forward = made[layer]
             self._places[name] = (made[layers[0]], layers.index(layer))
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # what weights were in before has no room for a weight with adapters below it
+            torch.cuda.empty_cache()  # the freed blocks are too small for a weight with adapters below it
 
     def applies(self, causal_lm: Any, adapter: str | None) -> bool:
-        """Whether this adapter, of this very model, is one of them."""
+        """Whether this adapter, of this same model, is one of them."""
         return causal_lm is self._causal_lm and adapter in self.number
 
     @torch.no_grad()
     def put(self, adapter: str, version: str) -> None:
-        """Take over the adapter's present weights, which ``version`` names; without a name, every time."""
+        """Copy the adapter's current weights, which ``version`` names. Does nothing if it holds that version; an empty
+        version is always copied."""
         if version and self._versions.get(adapter) == version:
             return
         for name, (product, part) in self._places.items():
@@ -73,12 +74,12 @@ class RowAdapters:
         self._versions[adapter] = version
 
     def of_tokens(self, adapters: Sequence[int], counts: Sequence[int]) -> None:
-        """The next pass is over so many tokens of each of these adapters, one after the other."""
+        """Set the adapters of the next pass: ``counts`` tokens of each of ``adapters``, one after the other."""
         self.index_N = torch.repeat_interleave(torch.tensor(adapters), torch.tensor(counts)).to(self.index_N.device)
 
 
 def adapted_linears(causal_lm: Any) -> dict[str, Any]:
-    """Layers with adapters by the name that they have without them."""
+    """Layers with adapters, by their names without adapters."""
     return {
         re.sub(r"\.base_layer\b", "", name): module
         for name, module in causal_lm.named_modules()
@@ -87,14 +88,14 @@ def adapted_linears(causal_lm: Any) -> dict[str, Any]:
 
 
 def adapters_in(adapted: Iterable[Any]) -> tuple[list[str], int]:
-    """The adapters of these layers, in order, and the largest rank that any of them has in any layer."""
+    """The names of the adapters in these layers, sorted, and the largest rank of any of them in any layer."""
     factors = [(name, len(down.weight)) for module in adapted for name, down in module.lora_A.items()]
     return sorted({name for name, _ in factors}), max((rank for _, rank in factors), default=0)
 
 
 def numbers_of(products: Iterable[Sequence[tuple[int, int]]], adapters: int, rank: int) -> int:
-    """How many numbers so many adapters take beside each other, for products of layers that are joined; of each layer
-    (outputs, inputs)."""
+    """Number of weights of this many stacked adapters. ``products`` are groups of fused layers, each layer as (outputs,
+    inputs)."""
     found = 0
     for layers in products:
         columns = len(layers) * adapters * rank
@@ -103,7 +104,7 @@ def numbers_of(products: Iterable[Sequence[tuple[int, int]]], adapters: int, ran
 
 
 def adapter_numbers(causal_lm: Any) -> int:
-    """The same for the adapters of a loaded model."""
+    """``numbers_of`` the adapters of a loaded model."""
     modules = adapted_linears(causal_lm).values()
     adapted, (names, rank) = {module.base_layer for module in modules}, adapters_in(modules)
     joined = [layers for _, _, layers in siblings_in(causal_lm)]
@@ -114,7 +115,7 @@ def adapter_numbers(causal_lm: Any) -> int:
 
 
 def why_not(causal_lm: Any) -> str | None:
-    """Why the adapters of this model cannot be applied row by row; None where they can."""
+    """Why the adapters of this model cannot be applied row by row; None if they can."""
     head = causal_lm.get_output_embeddings()
     adapted = adapted_linears(causal_lm)
     if not adapted:
@@ -130,24 +131,24 @@ def why_not(causal_lm: Any) -> str | None:
 
 
 class _OfBase(NamedTuple):
-    """What the layers are without adapters."""
+    """The layers without adapters."""
 
     weight: FrozenWeight
     bias: Tensor | None
 
 
 class _Together(NamedTuple):
-    """The same with A below it, and zeros below the bias."""
+    """The same with A below the weight, and zeros below the bias."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 class _Product:
-    """A product of the copy, of one layer or of layers that are joined, with the adapters of all agents.
+    """A product of the copy, of one layer or of fused layers, with the adapters of all agents.
 
-    The weights of the layers are moved to where A can stand below them, ``together``; ``learners`` are the learner's
-    own, which move along where the copy reads them. Weights in 8 bits stay where they are.
+    The layers' weights move into ``together``, which has room for A below them. ``learners`` are the learner's own
+    weights, which move along if the copy reads them in place. Weights in 8 bits stay where they are.
     """
 
     def __init__(
@@ -197,11 +198,11 @@ class _Product:
         if product.is_cuda and product.dtype != torch.float32:
             return _with_own_adapter(product, self.up, index_N, self.rank, self.adapters)
         found, narrow = product.split([self.outputs, self.up.shape[1]], -1)
-        # Not by a product with zero: another agent's adapter may overflow on this row.
+        # Masked, not multiplied by zero: another agent's adapter may overflow on this row.
         return found + linear(torch.where(index_N[:, None] == self.adapter_of_column, narrow, 0.0), self.up)
 
     def _wide_and_narrow(self, x: Tensor) -> Tensor:
-        """What the base says of x, and beside it x through all A."""
+        """The base's output for x, and beside it x through all A."""
         if self.together is not None:
             return linear(x, self.together.weight, self.together.bias)
         weight, bias = self.of_base
@@ -215,7 +216,7 @@ def _move(weight: Tensor, place: Tensor) -> None:
 
 @torch.library.custom_op("teamtr::with_own_adapter", mutates_args=())
 def _with_own_adapter(product: Tensor, up: Tensor, index_N: Tensor, rank: int, adapters: int) -> Tensor:
-    """The same in one kernel, which the compiler leaves as it is."""
+    """The same in one kernel, which is opaque to the compiler."""
     from teamtr.engines.paged.adapter_kernel import with_own_adapter
 
     return with_own_adapter(product, up, index_N, rank, adapters)

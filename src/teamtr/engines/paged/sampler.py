@@ -1,20 +1,21 @@
-"""The sampler of a GPU: prefill what is not yet in pages, then decode with one captured graph per batch size.
+"""The sampler of a GPU: prefills what is not in the KV cache, then decodes with one captured graph per batch size.
 
-How a stream goes, numbered as in the code:
+The steps of a stream, numbered as in the code:
 
-1. rows are admitted as far as pages reach; prefixes that some page already holds are not computed again, and the
-   episodes of a group share their prompt's pages;
-2. all admitted rows take their first token from the prefill;
-3. the graph of the smallest captured size that holds them is replayed, a few tokens at a time; rows that begin with
+1. rows are admitted as far as pages suffice; cached prefixes are not computed again, and the episodes of a group share
+   their prompt's pages;
+2. all admitted rows draw their first token from the prefill;
+3. the graph of the smallest captured size that holds all rows is replayed, a few tokens at a time; rows that begin with
    the same pages read them together;
-4. rows that ended leave, their pages can be found by later calls, and the others close ranks; whoever wanted them is
-   told and may want more, which join as in 1.
+4. rows that ended leave, their pages can be reused by later calls, and the remaining rows are compacted; the caller
+   receives the finished messages and may request more rows, which are admitted as in 1.
 
-Rows of one lane decode together: those of one agent, whose weights the copy holds, or of all agents whose adapters the
-copy applies row by row. A lane goes on until nobody is in it; then the one in which most rows wait is next.
+Rows of one lane decode together: those of one agent, whose weights the copy holds, or those of all agents whose
+adapters the copy applies row by row. A lane is sampled until it has no rows; then the lane with the most waiting rows
+is next.
 
-Every token is drawn with the number that the caller's noise holds for its row and place: company, order and batch sizes
-change nothing but rounding.
+Every token is drawn with the number that the caller's noise holds for its row and position. The other rows, their order
+and batch sizes change nothing but rounding.
 """
 
 from __future__ import annotations
@@ -43,20 +44,21 @@ from teamtr.types import Finish, Ids
 
 PAGE = 64
 PREFILL_TOKENS = 16_384
-"""Most tokens of one prefill pass: what it takes does not grow with prompts, however long or many."""
+"""Maximum number of tokens of a prefill pass. Its memory does not grow with the length or the number of prompts."""
 LOOK_EVERY = 16
-"""Tokens between two looks at who has ended."""
+"""Decode steps between two checks for ended rows."""
 
 
 class Server:
-    """Samples for every agent of one architecture.
+    """Samples for all agents of one architecture.
 
     Args:
         copy: the model that computes.
-        pool_bytes: most memory for pages.
-        graphs: capture the decode step (CUDA only).
-        compiled: compile the decoder before it is captured: a minute at first use, a half faster after.
-        keeps: the features that tokens are drawn from stay until their message is whole, for speakers who keep them.
+        pool_bytes: memory limit of the KV pages.
+        graphs: capture decode steps as graphs (CUDA only).
+        compiled: compile the decoder before it is captured: takes a minute at first use, then decodes half again as
+            fast.
+        keeps: keep the features that tokens are drawn from until their message is complete, for speakers that use them.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Server:
 
     @property
     def books(self) -> Any:
-        """Who holds which page; None before the first call."""
+        """Bookkeeping of the pages; None before the first call."""
         return None if self._pool is None else self._pool.books
 
     @torch.no_grad()
@@ -91,8 +93,8 @@ class Server:
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """One message per prompt under the weights that the copy holds, which ``version`` names. ``heard`` and
-        ``follow`` as in ``ports.Sampler``."""
+        """One message per prompt with the weights that the copy holds, identified by ``version``. ``heard`` and
+        ``follow`` are as in ``ports.Sampler``."""
         return self.say(Speaker(version, drawing, end_ids), prompts, uniform_BT, heard=heard, follow=follow)
 
     def say(
@@ -120,7 +122,7 @@ class Server:
 
     @torch.no_grad()
     def stream(self, more: MoreJobs, *, follow: Follow = unfollowed) -> None:
-        """Messages until nobody wants more, as ``ports.Sampler.stream``."""
+        """Sample messages until no more are requested, as ``ports.Sampler.stream``."""
         with working("tokens", 0, "tokens") as work:
             self._calls += 1
             running: list[OpenRow] = []
@@ -131,7 +133,7 @@ class Server:
                 raise
 
     def _forget(self, running: Sequence[OpenRow]) -> None:
-        """Nobody will ask for what is still open."""
+        """Release open rows after an error."""
         if self._pool is not None and self._buffers is not None:
             for sequence in running:
                 self._pool.books.give_back(sequence.pages)
@@ -141,7 +143,7 @@ class Server:
     def _decode(self, more: MoreJobs, follow: Follow, running: list[OpenRow], work: Work) -> None:
         waiting: dict[Hashable, dict[int, Job]] = {}
         lane: Hashable = None
-        present: set[Speaker] = set()  # whose weights are where they are computed with
+        present: set[Speaker] = set()  # speakers whose weights are loaded
         ended: list[Ended] = []
         rows = 0
         while True:
@@ -154,7 +156,7 @@ class Server:
                 if not waiting:
                     return
                 lane, present = max(waiting, key=lambda lane: (len(waiting[lane]), -min(waiting[lane]))), set()
-            # 1. and 2.: admit, and take the first token from the prefill
+            # 1. and 2. admit, and draw the first token from the prefill
             fresh = self._admit(waiting.get(lane, {}), running, present)
             running += fresh
             drawing = running[0].job.speaker.drawing
@@ -165,9 +167,9 @@ class Server:
                 self._share(running)
             for _ in range(steps):
                 self._replay(len(running), drawing)
-            # 4. close ranks
+            # 4. compact the batch
             alive = buffers.alive[: len(running)].tolist()
-            work.advance(len(fresh) + len(running) * steps)  # some have ended on the way
+            work.advance(len(fresh) + len(running) * steps)  # also counts rows that ended in between
             if follow is not unfollowed:
                 alive = self._tell(running, alive, follow)
             ended = []
@@ -179,7 +181,7 @@ class Server:
     # -- 1. and 2. --------------------------------------------------------------------------------------------
 
     def _admit(self, waiting: dict[int, Job], running: Sequence[OpenRow], present: set[Speaker]) -> list[OpenRow]:
-        """Seat as many waiting rows as pages and sizes allow, prefilled and with their first token drawn."""
+        """Admit as many waiting rows as pages and batch sizes allow, prefill them and draw their first token."""
         if not waiting:
             return []
         prompts, tokens = [len(job.prompt) for job in waiting.values()], max(len(j.noise_T) for j in waiting.values())
@@ -196,9 +198,9 @@ class Server:
         free = iter([slot for slot in range(SIZES[-1]) if slot not in taken])
         in_order = sorted(waiting, key=lambda r: (len(waiting[r].prompt), waiting[r].prompt.tobytes(), r))
         sequences: list[OpenRow] = []
-        leader: dict[tuple[str, bytes], int] = {}  # weights and prompt -> its first sequence here
-        leads: list[int] = []  # for each sequence, the sequence whose hidden state it uses
-        known: list[int] = []  # tokens of each leader's prompt that pages already held
+        leader: dict[tuple[str, bytes], int] = {}  # (version, prompt) -> its first new sequence
+        leads: list[int] = []  # for each sequence, the one whose hidden state it uses
+        known: list[int] = []  # tokens of each leader's prompt that are already in pages
         copies: list[tuple[int, int]] = []
         for row in in_order[: SIZES[-1] - len(running)]:
             job, prompt = waiting[row], waiting[row].prompt
@@ -208,17 +210,17 @@ class Server:
             if key in leader:
                 held = books.share(sequences[leader[key]].pages[:full])
             else:
-                # At least the last token is computed: its hidden state is what the first token is drawn from.
+                # At least the last token is computed: the first token is drawn from its hidden state.
                 held = books.find(version, prompt[: (len(prompt) - 1) // PAGE * PAGE])
             if pages_in_all - len(held) > books.available and (running or sequences):
                 books.give_back(held)
-                break  # it will find room once others have left
+                break  # it is admitted once others have left
             own = held + books.take(pages_in_all - len(held))
             if key not in leader:
                 leader[key] = len(sequences)
                 known.append(len(held) * PAGE)
-                # Named before they are computed: prompts that only begin alike share them in this very call. Whoever
-                # comes later is prefilled later, or in the same pass, where a layer writes all its keys first.
+                # Named before they are computed, so that prompts with a common prefix share them in this call. Later
+                # prompts are prefilled in a later pass, or in the same one, where a layer first writes all its keys.
                 books.name(version, prompt[: full * PAGE], own)
             elif len(prompt) % PAGE:
                 copies.append((sequences[leader[key]].pages[full], own[full]))
@@ -230,14 +232,15 @@ class Server:
         try:
             hidden = self._prefill(sequences, list(leader.values()), known)
         except BaseException:
-            self._pool = self._buffers = None  # names of pages that were never written must not be found
+            self._pool = self._buffers = None  # pages that were named but not written must not be found
             raise
         pool.copy([s for s, _ in copies], [t for _, t in copies])
         self._seat(sequences, len(running), hidden, leads, list(leader.values()))
         return sequences
 
     def _prefill(self, sequences: Sequence[OpenRow], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
-        """Compute what no page holds, some tokens at a time; returns the last hidden state of each leader's prompt."""
+        """Compute the tokens that are not in pages, in one or several passes; returns the last hidden state of each
+        leader's prompt."""
         last: list[Tensor] = []
         leading = [sequences[leader] for leader in leaders]
         prompts = [(k, len(sequence.prompt)) for sequence, k in zip(leading, known, strict=True)]
@@ -295,12 +298,13 @@ class Server:
         graphs[key].replay()
 
     def _share(self, sequences: Sequence[OpenRow]) -> None:
-        """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
+        """Find rows that begin with the same pages. Called whenever rows were admitted; when rows leave, the others
+        stay in their clusters."""
         pages = [sequence.pages for sequence in sequences]
         self._put_clusters(clusters(pages, self._require_buffers().members), len(pages))
 
     def _put_clusters(self, found: list[Cluster], rows: int) -> None:
-        """From now on these, where that pays for so many rows."""
+        """Use these clusters, or none if they save too little for this number of rows."""
         buffers = self._require_buffers()
         in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
         if rows == 0 or spared(found) * in_a_layer < worth_sparing(_size(rows), self._shape.kv_heads):
@@ -313,7 +317,7 @@ class Server:
         return bool(self._require_buffers().clusters)
 
     def _step(self, size: int, drawing: TokenSampler) -> None:
-        """One token for the first ``size`` sequences."""
+        """One token for the first ``size`` seats."""
         buffers = self._require_buffers()
         together = buffers.together.of(size) if self._reads_together() else None
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
@@ -326,8 +330,8 @@ class Server:
         buffers.record(slice(0, size), ids, logp, hidden)
 
     def _capture(self, size: int, drawing: TokenSampler) -> Any:
-        """Capture a step. The warm-up runs with every sequence asleep: it writes to pages what the real step will write
-        there again, and moves nothing."""
+        """Capture a step. All seats are inactive during the warm-up: it writes to pages only what the real step writes
+        there again, and advances nothing."""
         with working("capturing the decode step"):
             return self._captured(size, drawing)
 
@@ -352,7 +356,8 @@ class Server:
     # -- 4. ---------------------------------------------------------------------------------------------------
 
     def _tell(self, running: Sequence[OpenRow], alive: Sequence[bool], follow: Follow) -> list[bool]:
-        """Tell of the tokens since the last look; who goes on: a row that nobody wants leaves as if it had ended."""
+        """Report the tokens since the last check to ``follow``; returns which rows continue. A row that ``follow`` no
+        longer wants leaves as if it had ended."""
         buffers = self._require_buffers()
         slots = torch.tensor([sequence.slot for sequence in running], device=buffers.device)
         written = buffers.position[: len(running)].tolist()
@@ -367,18 +372,18 @@ class Server:
         return goes_on
 
     def _leave(self, running: Sequence[OpenRow], alive: Sequence[bool]) -> list[Ended]:
-        """Those that ended give their pages back; what each row has said."""
+        """Remove the rows that ended and release their pages; returns their messages."""
         buffers, books = self._require_buffers(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
         written = buffers.position[: len(running)].tolist()
         slots = torch.tensor([running[i].slot for i in gone], device=buffers.device)
-        most = max(written[i] - len(running[i].prompt) for i in gone) + 1  # room is for more than was said
+        most = max(written[i] - len(running[i].prompt) for i in gone) + 1  # buffers are longer than messages
         ids = buffers.ids[:, :most][slots].cpu().numpy().astype(np.int32)
         logp = buffers.logp[:, :most][slots].cpu().numpy()
         ended: list[Ended] = []
         for i, said, logprobs in zip(gone, ids, logp, strict=True):
             sequence = running[i]
-            # The last token drawn was never fed, so it has no key and value.
+            # The last token drawn was never fed to the model, so it has no key and value.
             fed = int(written[i]) - len(sequence.prompt)
             books.name(sequence.version, np.concatenate([sequence.prompt, said[:fed]]), sequence.pages)
             books.give_back(sequence.pages)
@@ -396,16 +401,16 @@ class Server:
             features_TH = kept[sequence.slot, : len(sample.token_ids)].clone()
             speaker.keep(speaker.version, sequence.prompt, sample.token_ids, features_TH)
 
-    # -- room -------------------------------------------------------------------------------------------------
+    # -- memory -----------------------------------------------------------------------------------------------
 
     def forget_pages(self) -> None:
-        """What was computed before is not found any more; called between streams."""
+        """Drop cached prefixes; called between streams."""
         if self._pool is not None:
             self._pool.books.forget()
 
     def reserve(self, prompts: Sequence[int], tokens: int) -> None:
-        """Pages and tensors for a call with prompts of these lengths; new ones when it needs more than there are, and
-        never more than the budget."""
+        """Allocate pages and buffers for a call with prompts of these lengths, if the present ones are too small; never
+        more than the budget."""
         pages = [self._width(length, tokens) - 1 for length in prompts]
         per_page = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype)
         affordable = self.pool_bytes // per_page
@@ -417,7 +422,7 @@ class Server:
         wanted = min(affordable, sum(sorted(pages)[-SIZES[-1] :]) + 1)
         if self._pool is None or self._pool.books.count < wanted:
             self._pool = self._buffers = None  # free the old ones first
-            # Room for what may be found again: by the group's next turn, and by the next batch.
+            # Extra pages for prefixes to reuse: in the group's next turn, and in the next batch.
             count = min(affordable, 4 * wanted)
             try:
                 self._pool = Pool(self._shape, count, PAGE, self.copy.dtype, self.copy.device)
@@ -429,12 +434,12 @@ class Server:
         self._make_room(len(prompts), tokens, max(pages) + 1)
 
     def _width(self, prompt: int, tokens: int) -> int:
-        """Columns of a table of pages: one more than pages, for a row that has said all it may stays for a while, and
-        writes behind its last page."""
+        """Columns of a page table: one more than pages, because a row that has reached its limit may stay for some
+        steps and writes behind its last page."""
         return -(-(prompt + max(tokens - 1, 1)) // PAGE) + 1
 
     def _make_room(self, rows: int, tokens: int, width: int) -> None:
-        """Buffers for so many rows at once; larger ones take over what is open."""
+        """Ensure that buffers hold this many rows; larger buffers take over the open rows."""
         rows, old = min(rows, SIZES[-1]), self._buffers
         if old is not None and old.fits(rows, tokens, width):
             return
@@ -460,10 +465,10 @@ class Server:
 
 
 def _size(rows: int) -> int:
-    """The smallest captured size that holds so many rows."""
+    """The smallest captured size that holds this many rows."""
     return next(size for size in SIZES if size >= rows)
 
 
 def roomy(needed: int, had: int = 0) -> int:
-    """A power of two that holds both: so that growing, which loses the captured graphs, happens seldom."""
+    """The smallest power of two that holds both. Growth discards the captured graphs, so it should be rare."""
     return 1 << (max(needed, had, 1) - 1).bit_length()

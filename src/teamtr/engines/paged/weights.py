@@ -1,8 +1,8 @@
 """A plain copy of an architecture in sampling precision, filled in place with any agent's weights.
 
-Agents of one architecture share the copy: an adapter is merged into it when its agent speaks, a few milliseconds for
-a model of billions of weights; or adapters of one base are applied row by row, and the copy holds the base, or reads it
-where the learner has it. Captured graphs hold addresses, and those never change.
+Agents of one architecture share the copy. Either an adapter is merged into it when its agent speaks, which takes a few
+milliseconds for a model of billions of weights; or the adapters of one base are applied row by row, and the copy holds
+the base, or reads the learner's tensors. Captured graphs hold addresses, so these never change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from teamtr.engines.torch.row_scaled import FrozenWeight, row_scaled_in
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of an agent as it is kept, and what it is with an adapter, in float32."""
+    """One weight of an agent as it is stored, and a function that merges its adapter into it, in float32."""
 
     name: str
     base: FrozenWeight
@@ -36,7 +36,7 @@ class Weight:
 
 
 def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
-    """The weights of a model of transformers, under the names that they have without adapters."""
+    """The weights of a transformers model, under their names without adapters."""
     adapted = {
         _adapted_weight(module): module
         for module in causal_lm.modules()
@@ -52,7 +52,7 @@ def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
 
 
 def _adapted_weight(module: Any) -> Tensor:
-    """The weight below an adapter: of a layer, or of experts, several of which are one parameter."""
+    """The weight under an adapter: of a layer, or of experts, several of which share one parameter."""
     found: Tensor = module.get_param() if hasattr(module, "get_param") else module.base_layer.weight
     return found
 
@@ -71,13 +71,13 @@ def _cast(base: FrozenWeight, dtype: torch.dtype) -> Tensor:
 
 
 class SamplingCopy:
-    """The model that samples. ``holds`` names the weights it was last filled with.
+    """The model that samples. ``holds`` names the weights that it was last filled with.
 
     Args:
-        shared: weights of this very model, which are read where they are (``one_copy``); nothing is merged then.
-        joins_layers: what lies between products is computed by kernels of our own (``joined_layers``), where the
-            layers are known; not for a model that is compiled. ``joined``: whether they are.
-        in_part: also where some of it stays with torch, such as a gate or a rotation that is not known.
+        shared: weights of ``causal_lm`` itself that are read in place (``one_copy``); nothing is merged then.
+        joins_layers: use our own kernels between matrix products (``joined_layers``) if the layers are recognized; not
+            for a model that is compiled. ``joined`` says whether they are used.
+        in_part: also if torch still computes some of it, such as a gate or a rotation that is not recognized.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SamplingCopy:
                 self.model = type(causal_lm)._from_config(copy.deepcopy(causal_lm.config), dtype=dtype)
         self.shared = frozenset(shared)
         self.model.eval().requires_grad_(False)
-        known = inspect_attention(self.model)  # before it is filled: float16 has no room for large biases made larger
+        known = inspect_attention(self.model)  # before filling: large biases, enlarged, would overflow float16
         stack = Stack.of(self.model) if joins_layers else None
         if stack is not None and not in_part and not stack.is_whole(known):
             stack = None
@@ -124,8 +124,8 @@ class SamplingCopy:
 
     @torch.no_grad()
     def fill(self, causal_lm: nn.Module, adapter: str | None, *, version: str, base: str) -> None:
-        """Take over an agent's weights. ``version`` names them; without a name they are taken over every time. ``base``
-        names what is below an adapter; it is copied only when new."""
+        """Copy an agent's weights. ``version`` names them; if it is empty they are copied every time. ``base`` names
+        the weights under an adapter, which are copied only if they changed."""
         if version and self.holds == version:
             return
         same_base = adapter is not None and base != "" and base == self._base
@@ -139,23 +139,23 @@ class SamplingCopy:
             if weight.merged is not None:
                 own.copy_(weight.merged())
                 self._merged.add(weight.name)
-            elif not same_base or weight.name in self._merged:  # an agent before had an adapter where this one has none
+            elif not same_base or weight.name in self._merged:  # the previous agent had an adapter here
                 own.copy_(_cast(weight.base, own.dtype))
                 self._merged.discard(weight.name)
         self.holds, self._base = version, base
 
     def apply_by_row(self, causal_lm: Any) -> None:
-        """Have room for all adapters of this model beside each other; before the copy computes anything."""
+        """Stack all adapters of this model. Called before the copy computes anything."""
         self.rows = RowAdapters(self.model, causal_lm, self.device, self.dtype)
 
     def put(self, causal_lm: nn.Module, adapter: str, *, version: str, base: str) -> None:
-        """Take over an agent's adapter to be applied by row, and the base below it."""
+        """Copy an agent's adapter, to be applied by row, and the base under it."""
         assert self.rows is not None
         self.fill(causal_lm, None, version=f"the base {base}" if base else "", base=base)
         self.rows.put(adapter, version)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """float32 logits of the last hidden states; products are added in float32."""
+        """float32 logits of the last hidden states. On a card they are never rounded to half precision."""
         layer = self.model.get_output_embeddings()
         if hidden_NH.device.type == "cuda" and self.dtype != torch.float32:
             logits_NV = torch.mm(hidden_NH, layer.weight.T, out_dtype=torch.float32)

@@ -1,9 +1,9 @@
-"""How a decode step's reading is shared out: many programs for one row, or one program for many rows.
+"""How the reads of a decode step are divided: among several programs for one row, or one program for several rows.
 
-A card wants many programs at once, so the pages of few rows are split among several (``splits``). Rows that begin with
-the same pages, as the episodes of a group do, read these together (``clusters``): once for up to ``most_members`` rows,
-each of which goes on alone from its first page of its own. What a cluster reads is split among programs as well
-(``shares``), the fewer rows there are the more.
+A card needs many programs at once, so with few rows, the pages of each are split among several programs (``splits``).
+Rows that begin with the same pages, such as the episodes of a group, read these together (``clusters``): once for up to
+``most_members`` rows, each of which continues alone from its first page of its own. The common pages of a cluster are
+also split among programs (``shares``), the more the fewer rows there are.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from torch import Tensor
 from teamtr.types import common_beginning
 
 SPLIT_TARGET = 4 * 132
-"""Programs wanted on the card: with fewer rows times kv heads, a row's pages are shared out among several programs."""
+"""Programs wanted on the card: with fewer rows times kv heads, a row's pages are split among several programs."""
 MOST_SPLITS = 16
 SHARES_TARGET = 4096
-"""Most programs, counting one for every row and kv head, among which the common pages of clusters are shared out."""
+"""Maximum number of programs, counting one for every row and kv head, among which the common pages of clusters are
+split."""
 QUERIES = 16
-"""Queries that one program holds against a common page."""
+"""Queries for which one program reads a common page."""
 MOST_QUERIES = 64
-"""In half precision, for the sake of eight rows; more would not fit into a program's registers."""
+"""Upper limit in half precision, enough for eight rows; more would not fit into a program's registers."""
 WORTH_SPARING = 48 << 20
-"""Bytes of a layer's keys and values that must be spared: another kernel costs as much as reading these, where
-neighbours' reading is often in the cache already."""
+"""Bytes of a layer's keys and values that clusters must save: one more kernel costs as much as reading these, and what
+other rows have read is often still in the card's cache."""
 WORTH_SPARING_FEW = 256 << 20
-"""The same where few rows have several programs each: a card's cache holds what they read in common, unless that is
-long. Not measured on a card."""
+"""The same for few rows with several programs each: a card's cache holds their common pages, unless these are many. Not
+measured on a card."""
 
 Cluster = tuple[list[int], int]
-"""Rows, and how many first pages they have in common."""
+"""Rows, and the number of pages that they begin with in common."""
 
 
 def splits(rows: int, kv_heads: int) -> int:
@@ -52,22 +53,22 @@ def shares(rows: int, kv_heads: int) -> int:
 
 
 def most_members(group: int, dtype: torch.dtype) -> int:
-    """Rows that read common pages together, with ``group`` query heads to a kv head; 1 where none can."""
+    """Rows that can read common pages together, with ``group`` query heads per kv head; 1 if none can."""
     queries = QUERIES if dtype == torch.float32 else min(MOST_QUERIES, max(QUERIES, 8 * group))
     return max(1, queries // group)
 
 
 def worth_sparing(rows: int, kv_heads: int) -> int:
-    """Bytes of a layer from which on so many rows read together."""
+    """Bytes of a layer that clusters of this many rows must save."""
     return WORTH_SPARING if splits(rows, kv_heads) == 1 else WORTH_SPARING_FEW
 
 
 def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
-    """Rows that read their first pages together, at most ``most`` in one cluster. Of all ways to cut the rows, sorted
-    by their pages, the one that spares most reading; rows that share nothing are in none."""
+    """Rows that read their first pages together, at most ``most`` per cluster. The rows are sorted by their pages and
+    cut into runs so that the fewest pages are read; rows that share nothing are in no cluster."""
     order = sorted(range(len(pages)), key=pages.__getitem__)
     alike = [common_beginning(a, b) for a, b in pairwise(np.asarray(pages[row]) for row in order)]
-    spares, sizes = [0], [0]  # of the first rows in that order, and the size of their last cluster
+    spares, sizes = [0], [0]  # of the first rows in that order: pages saved, and the size of the last cluster
     for end in range(1, len(order) + 1):
         best, best_size, common = spares[end - 1], 1, len(pages[order[end - 1]])
         for size in range(2, min(most, end) + 1):
@@ -88,30 +89,30 @@ def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
 
 
 def remaining(found: Sequence[Cluster], stays: Sequence[bool]) -> list[Cluster]:
-    """The clusters once some rows have left and the others closed ranks."""
+    """The clusters after some rows have left and the others have moved up."""
     place = np.cumsum(stays) - 1
     kept = (([int(place[row]) for row in rows if stays[row]], common) for rows, common in found)
     return [cluster for cluster in kept if len(cluster[0]) > 1]
 
 
 def spared(found: Sequence[Cluster]) -> int:
-    """Pages that clusters need not read."""
+    """Number of page reads that clusters save."""
     return sum((len(rows) - 1) * common for rows, common in found)
 
 
 class Together(NamedTuple):
-    """Which rows of a step read their first pages together, as kernels are told."""
+    """The clusters of a step, as kernels read them."""
 
     member_CM: Tensor
-    """The rows of each cluster; -1 where there is none."""
+    """The rows of each cluster; -1 for unused entries."""
     pages_C: Tensor
-    """The pages that they have in common; 0 where there is no cluster."""
+    """Number of pages that they have in common; 0 for unused entries."""
     first_N: Tensor
     """The first page that a row reads alone."""
 
     @staticmethod
     def none(rows: int, members: int, device: torch.device) -> Together:
-        """Room for the clusters of so many rows, half as many at most."""
+        """Room for the clusters of this many rows: at most half as many."""
         return Together(
             torch.full((rows // 2, members), -1, dtype=torch.int32, device=device),
             torch.zeros(rows // 2, dtype=torch.int32, device=device),
@@ -119,7 +120,7 @@ class Together(NamedTuple):
         )
 
     def put(self, found: Sequence[Cluster]) -> None:
-        """These clusters from now on, in the same tensors: captured graphs read them there."""
+        """Write these clusters into the same tensors, which captured graphs read."""
         member = np.full(self.member_CM.shape, -1, dtype=np.int32)
         pages, first = np.zeros(len(member), dtype=np.int32), np.zeros(len(self.first_N), dtype=np.int32)
         for c, (rows, common) in enumerate(found):

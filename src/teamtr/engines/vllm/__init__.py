@@ -1,1 +1,1 @@
-"""Messages sampled by vLLM servers; everything else is computed by the engine that trains."""
+"""Engine that samples with vLLM servers. Everything else is computed by the engine that trains."""

@@ -1,7 +1,7 @@
-"""What is asked of a vLLM server, over HTTP by the standard library: token ids in, token ids and log-probabilities out.
+"""HTTP client of a vLLM server (standard library only): token ids in, token ids and log-probabilities out.
 
-An answer is taken apart and held against what was asked: the prompt that the server read, how many tokens it wrote and
-what ended them. What does not fit is an error, because a message is trained on as it was sampled.
+Every response is validated against its request: the prompt that the server read, the number of tokens, and what ended
+the message. A mismatch is an error, because messages are trained on exactly as they were sampled.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from teamtr.ports import EngineLost, Heard, unheard
 from teamtr.types import Finish, Floats, Ids
 
 AT_ONCE = 256
-"""Requests under way at once; a server queues what it cannot compute yet."""
+"""Concurrent requests; the server queues those that it cannot process yet."""
 MOST_BYTES = 64 << 20
-"""Of one answer."""
+"""Size limit of one response."""
 UNIX = "unix:"
-"""How the address of a socket in the file system begins."""
+"""Address prefix of a Unix domain socket."""
 COLDEST = 0.01
-"""Below this temperature vLLM takes another one."""
+"""Temperatures between 0 and this are refused: vLLM would replace them with another one."""
 
 
 class BadAnswer(TeamTRError):
-    """A server said something that is no message of the prompt it was given."""
+    """A response does not match its request, or is not one that a vLLM server sends."""
 
 
 class NotFound(Exception):
-    """The server has no such path, or no model of this name."""
+    """The server answered 404: it has no such path, or no model of this name."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How messages are drawn: by which model of the server, and what ends them.
+    """Sampling parameters of a request: the served model, what ends a message, and how tokens are drawn.
 
-    ``salt`` keeps the keys and values of a prompt apart from those of other weights.
+    ``salt`` separates cached keys and values of a prompt from those computed with other weights.
     """
 
     model: str
@@ -56,7 +56,8 @@ class Drawing:
     top_k: int = 0
 
     def request(self, prompt: Ids, tokens: int, seed: int) -> dict[str, Any]:
-        """All that decides a message is said, so that no default of the server or of the model does."""
+        """The request body. It sets everything that affects sampling, so that no default of the server or the model
+        applies."""
         return {
             "model": self.model,
             "prompt": prompt.tolist(),
@@ -80,14 +81,15 @@ class Drawing:
 
 
 def seeds_of(noise_BT: Floats) -> list[int]:
-    """One for each row: 53 bits of its first number. vLLM has a generator of its own for every request, which this
-    seeds; it cannot take our numbers themselves."""
+    """One seed per row: 53 bits of the row's first noise value. Every vLLM request has its own random generator, which
+    the seed initializes; vLLM cannot use our random numbers themselves."""
     return [int(first * 2**53) for first in noise_BT[:, 0]]
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that a server has: its name, what it was read from, and how many tokens it reads at most."""
+    """A model that a server lists: its name, the path or hub id it was loaded from, and its context length in
+    tokens."""
 
     name: str
     root: str
@@ -95,11 +97,11 @@ class Served:
 
 
 class Client:
-    """One server at an address: http://host:port, or unix: and the path of a socket.
+    """Client of one server, whose address is http://host:port, or unix: followed by the path of a socket.
 
     Args:
-        patience_s: how long one answer may take.
-        ended: why the server's process is gone; None while it runs, or where nobody here knows.
+        patience_s: timeout of one response.
+        ended: returns why the server's process is gone; None while it runs, or if it is not a process of ours.
     """
 
     def __init__(
@@ -112,17 +114,17 @@ class Client:
     def __str__(self) -> str:
         return "vLLM" if self.address.startswith(UNIX) else f"vLLM at {self.address}"
 
-    # -- what is asked ----------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------
 
     def healthy(self, patience_s: float) -> bool:
-        """Whether it answers at all."""
+        """Whether the server answers its health check."""
         try:
             return self._exchange("GET", "/health", None, patience_s)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
     def models(self) -> list[Served]:
-        """What it serves: the model it was started with, and adapters."""
+        """The models that the server lists: the one it was started with, and its adapters."""
         try:
             found = self._answer("GET", "/v1/models", None)
         except NotFound as error:
@@ -136,7 +138,7 @@ class Client:
         self._change("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, f"the adapter {name}")
 
     def unload_adapter(self, name: str) -> None:
-        """Forget it, if it is there."""
+        """Unload an adapter; a no-op if it is not loaded."""
         with contextlib.suppress(NotFound):
             self._exchanged("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
@@ -148,7 +150,7 @@ class Client:
         drawing: Drawing,
         heard: Heard = unheard,
     ) -> list[Sample]:
-        """One message for each prompt, asked for side by side; ``heard`` is told of each as it comes."""
+        """One message per prompt, from concurrent requests; ``heard`` is called with each message as it arrives."""
         if 0 < drawing.temperature < COLDEST:
             raise UserError(
                 f"vLLM takes no temperature between 0 and {COLDEST}, and {drawing.temperature:g} is asked for: use 0 "
@@ -161,7 +163,7 @@ class Client:
             for one in as_completed(asked):
                 heard(row_of[one], one.result())
             return [one.result() for one in asked]
-        finally:  # by Ctrl-C too: nobody waits for rows that nobody wants
+        finally:  # also on Ctrl-C: do not wait for rows whose result is not needed
             pool.shutdown(wait=False, cancel_futures=True)
 
     def message(self, prompt: Ids, tokens: int, seed: int, drawing: Drawing) -> Sample:
@@ -176,10 +178,10 @@ class Client:
         except BadAnswer as error:
             raise BadAnswer(f"{self}, {drawing.model}: {error}") from None
 
-    # -- how --------------------------------------------------------------------------------------------------
+    # -- transport --------------------------------------------------------------------------------------------
 
     def _change(self, path: str, body: Mapping[str, Any], what: str) -> None:
-        """Something that the server refuses for good where it refuses it once."""
+        """A request that changes what the server holds. A refusal is final and raises a UserError."""
         try:
             status, found = self._exchanged("POST", path, body)
         except NotFound as error:
@@ -214,7 +216,7 @@ class Client:
         return status, found
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, patience_s: float) -> tuple[int, bytes]:
-        """A connection for each request: one that was kept may have been closed by the server meanwhile."""
+        """One connection per request: the server may have closed one that was kept open."""
         connection = _connection(self.address, patience_s)
         try:
             sent = None if body is None else json.dumps(body).encode()
@@ -242,11 +244,11 @@ def _connection(address: str, patience_s: float) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(address.removeprefix("http://"), timeout=patience_s)
 
 
-# -- answers --------------------------------------------------------------------------------------------------
+# -- responses ------------------------------------------------------------------------------------------------
 
 
 def _sample(answer: Any, prompt: Ids, tokens: int, drawing: Drawing) -> Sample:
-    """The message in an answer, if it is one."""
+    """The message in a response, once it has been validated."""
     try:
         (choice,) = answer["choices"]
         ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -270,13 +272,13 @@ def _sample(answer: Any, prompt: Ids, tokens: int, drawing: Drawing) -> Sample:
             "log-probabilities that are none: its weights are broken, or sampling.precision is too narrow for them "
             "(bf16 and fp32 have more range than fp16)"
         )
-    if drawing.temperature == 0.0:  # the most likely token was certain; vLLM tells how likely it would have been
+    if drawing.temperature == 0.0:  # greedy: drawn with probability 1; vLLM reports the model's probability
         logp_T = np.zeros_like(logp_T)
     return Sample(np.array(ids, dtype=np.int32), logp_T, finish)
 
 
 def _told(found: bytes) -> str:
-    """What a server says of a failure, in its own words."""
+    """The server's own message about a failure."""
     try:
         told = read_json(found)
     except NotJson:

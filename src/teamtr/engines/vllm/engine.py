@@ -1,4 +1,4 @@
-"""The Engine port with messages sampled by vLLM: only sampling differs from the engine that trains."""
+"""The Engine port with messages sampled by vLLM; everything else is delegated to the engine that trains."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from teamtr.types import Floats, Ids
 
 
 class VllmEngine(InTurns):
-    """Messages of the agents in ``hosts`` are sampled by their hosts, from a copy of the weights that ``inner`` trains;
-    everybody else's and everything else is asked of ``inner``.
+    """Samples the agents in ``hosts`` with vLLM, from copies of the weights that ``inner`` trains. All other agents,
+    and everything else, are delegated to ``inner``.
 
-    A row's seed is made of its noise: as far as vLLM computes the same in other company, so does the row.
-    ``temperature``: of training. ``precision``: of the servers, in words. ``servers``: what they take of a card with
-    ``card_bytes`` of memory (None: nobody counts it), which ``sharing`` workers train on.
+    A row's seed is derived from its noise, so a row depends on the other rows in a batch only as far as vLLM's
+    arithmetic does. ``temperature``: the training temperature. ``precision``: of the servers, as text. ``servers``: the
+    memory they take on a card with ``card_bytes`` of memory (None: not counted), which ``sharing`` workers train on.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class VllmEngine(InTurns):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """By the present weights: those that were loaded, or gone back to, without being published are served first."""
+        """Samples with the current weights. Weights that were loaded or restored without being published are served
+        first."""
         if agent not in self.hosts:
             return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)
         if not prompts:
@@ -128,7 +129,8 @@ class VllmEngine(InTurns):
         self.inner.set_precision(agent, precision)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of the worker that has most to do, beside the servers; what these keep for messages, it does not need."""
+        """Plan of the busiest worker, next to the servers. It needs no memory for sampling the agents that they
+        serve."""
         found = self.inner.memory_plan(replace(demand, sampled_elsewhere=frozenset(self.hosts)))
         running = [agent for agent, host in self.hosts.items() if host.runs_here]
         return self.servers.beside(found, self.card_bytes, self.sharing, running)

@@ -1,7 +1,7 @@
-"""Who serves an agent's weights: a base that adapters are put on, or a server of the agent's own.
+"""Hosts of agents' weights: a vLLM server of a shared base with adapters, or a server for one agent.
 
-Weights have a name of their own, ``{agent}-{version}``, and a folder that is used once. A server that was not given
-them knows no such name, so that a message is never written by others unnoticed.
+Each version of an agent's weights is served under its own name, ``{agent}-{version}``, from a folder that is used once.
+A server that was not given these weights lacks the name, so other weights can never silently write a message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from teamtr.engines.vllm.server import Launch, Server
 from teamtr.errors import TeamTRError, UserError
 
 Write = Callable[[Path], None]
-"""Writes an agent's weights in Hugging Face form into a folder, with whatever belongs to training beside them."""
+"""Writes an agent's weights into a folder in Hugging Face format; training state may lie beside them."""
 
 BASE = "base"
-"""How a base is called on a server that is started here."""
+"""Name of the base on a server that is started here."""
 
 
 def name_of(agent: str, version: str) -> str:
@@ -32,15 +32,15 @@ def name_of(agent: str, version: str) -> str:
 
 
 class Host(ABC):
-    """One server, and what it was given. Nothing is started before something is asked of it.
+    """One server and the weights that it was given. The server starts on first use.
 
-    ``place``: where its folder is made; None is the system's place for temporary files.
+    ``place``: where its folder is created; None: the system's directory for temporary files.
     """
 
     def __init__(self, place: Path | None) -> None:
         self.place = place
         self.context: int | None = None
-        """Most tokens of a prompt and its message."""
+        """Maximum number of tokens of a prompt and its message."""
         self._client: Client | None = None
         self._server: Server | None = None
         self._folder: Path | None = None
@@ -49,15 +49,15 @@ class Host(ABC):
     @property
     @abstractmethod
     def told(self) -> str:
-        """What it is, in a few words."""
+        """A short description of the host."""
 
     @abstractmethod
     def serve(self, agent: str, version: str, write: Write) -> str:
-        """Have these weights; returns the name that they are asked for by."""
+        """Serve these weights; returns the model name to request them by."""
 
     @property
     def runs_here(self) -> bool:
-        """Whether a server of its own runs, with all its memory taken."""
+        """Whether a server started by this host is running, with all its memory taken."""
         return self._server is not None
 
     @property
@@ -67,7 +67,7 @@ class Host(ABC):
 
     @property
     def folder(self) -> Path:
-        """Of this host alone: what it is given is put here."""
+        """A folder of this host alone, for the files that its server reads."""
         if self._folder is None:
             if self.place is not None:
                 self.place.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Host(ABC):
         self._client = self._server = self._folder = None
 
     def _written(self, name: str, write: Write) -> Path:
-        """A new folder with the weights alone: every file of tensors that vLLM finds beside them, it would read too."""
+        """A new folder with the weights alone: vLLM would also load any other safetensors file beside them."""
         folder = self.folder / f"{name}-{next(self._numbers)}"
         write(folder)
         for file in folder.glob("*.safetensors"):
@@ -91,10 +91,11 @@ class Host(ABC):
         return folder
 
     def _meet(self, client: Client, model: Served) -> None:
-        """Before anything is sampled for good: what it takes, and that it tells log-probabilities of what it drew."""
+        """Adopt a server: read its context length, and check that it reports log-probabilities of the distribution that
+        it samples from."""
         drawing = Drawing(model.name, salt="first", end_ids=frozenset(), top_k=1)
         first = client.message(np.array([1], dtype=np.int32), 1, 0, drawing)
-        if abs(float(first.logprobs[0])) > 1e-3:  # of one token to draw from
+        if abs(float(first.logprobs[0])) > 1e-3:  # top_k=1 leaves one token, with probability 1
             raise UserError(
                 f"{client} tells log-probabilities before temperature, top_p and top_k: start it with --logprobs-mode "
                 "processed_logprobs"
@@ -108,15 +109,15 @@ class Host(ABC):
 
 
 class SharedBase(Host):
-    """A base with the adapters of several agents on it; agents that are the base itself ask for that.
+    """A base with the adapters of several agents; agents that are the base itself are served as the base.
 
     Args:
         source: the model's folder or hub id.
-        launch: how a server of it is started; None for one of those that run at ``urls``.
-        rank: that the server makes room for, one of vLLM's own.
-        adapters: how many agents have one.
-        unchanged: the version of every agent that is the base itself.
-        make: writes the base into a folder, where it is in none.
+        launch: how to start a server; None: use one of those running at ``urls``.
+        rank: the adapter rank that the server reserves memory for, one of vLLM's allowed values.
+        adapters: number of agents with an adapter.
+        unchanged: version of every agent that is the base itself.
+        make: writes the base into a folder, if it is not stored in one.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class SharedBase(Host):
         folder = self._written(name, write)
         try:
             if self.launch is None:
-                self.client.unload_adapter(name)  # what a run that was killed has left there
+                self.client.unload_adapter(name)  # left over from a run that was killed
             self.client.load_adapter(name, str(folder))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -182,7 +183,7 @@ class SharedBase(Host):
         return name
 
     def close(self) -> None:
-        """A server that goes on without us has nothing of ours afterwards."""
+        """Also unloads our adapters from a server that was not started here."""
         if self.launch is None and self._client is not None:
             for name, _ in self.loaded.values():
                 with contextlib.suppress(TeamTRError):
@@ -202,11 +203,11 @@ class SharedBase(Host):
             source = str(self.folder / BASE)
         if self.adapters:
             arguments += ["--enable-lora", f"--max-lora-rank={self.rank}", f"--max-loras={self.adapters}"]
-            arguments += [f"--max-cpu-loras={self.adapters + 1}"]  # the new one comes before the old one goes
+            arguments += [f"--max-cpu-loras={self.adapters + 1}"]  # a new version loads before the old one unloads
         self._start(self.launch, source, BASE, arguments)
 
     def _join(self) -> None:
-        """The server that says it has this model."""
+        """Connect to a server that lists this model."""
         found = {}
         for url in self.urls:
             client = Client(url, patience_s=self.patience_s)
@@ -223,8 +224,8 @@ class SharedBase(Host):
 
 
 class OwnServer(Host):
-    """All weights of one agent. Every version has a server of its own, one at a time: reading weights anew in a server
-    that runs is not safe (vLLM 0.32 on a CPU goes on with some of the old ones and says nothing)."""
+    """Serves all weights of one agent. Every version gets a new server, one at a time: reloading weights in a running
+    server is not safe (vLLM 0.32 on a CPU silently keeps some of the old ones)."""
 
     def __init__(self, launch: Launch, place: Path | None = None) -> None:
         super().__init__(place)

@@ -1,4 +1,4 @@
-"""The memory of vLLM servers that a run starts, from what they are started with, beside what trains."""
+"""Memory that the vLLM servers of a run take, estimated from their launch settings, next to the training memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ WHAT = "vLLM server"
 class ServerMemory:
     """One server, which serves ``agents``; sizes in bytes.
 
-    ``weights`` and ``adapters`` in the server's ``precision``; of adapters, room for as many as it is started for, of
-    the rank that it makes room for. ``cache``: keys and values, where it is told how much; else it takes ``share`` of
-    its card in all, and keys and values get what is left. ``place``: where it is, in words; ``beside``: whether the
-    learner computes there too. What it computes with in between, and captured graphs, are not counted.
+    ``weights`` and ``adapters`` are in the server's ``precision``; ``adapters`` counts all adapter slots that the
+    server is started with, at the rank that it reserves. ``cache``: memory for keys and values, if it is set; otherwise
+    the server takes ``share`` of its card in total, and keys and values get what remains. ``place``: where the server
+    runs, as text. ``beside``: whether the learner computes on the same device. Activations and captured graphs are not
+    counted.
     """
 
     agents: tuple[str, ...]
@@ -30,7 +31,7 @@ class ServerMemory:
     beside: bool = True
 
     def taken(self, memory: int | None) -> int:
-        """Of a card with so much memory; None: of a machine, whose memory nobody counts."""
+        """Bytes taken of a card with this much memory; None: of main memory, which is not counted."""
         held = self.weights + self.adapters
         if self.cache is not None:
             return held + self.cache
@@ -46,7 +47,7 @@ class ServerMemory:
         return MemoryItem(WHAT, self.taken(memory), f"{', '.join(self.agents)}: {why}; {self.place}")
 
     def lacks(self, memory: int | None) -> str:
-        """Why it cannot start, in words; empty where it can, and where nobody counts."""
+        """Why the server cannot start, as text; empty if it can, and if memory is not counted."""
         if memory is None:
             return ""
         held, taken = self.weights + self.adapters, self.taken(memory)
@@ -61,21 +62,21 @@ class ServerMemory:
 
 @dataclass(frozen=True)
 class Servers:
-    """Those that a run starts, or the addresses of those that it was told of."""
+    """The servers that a run starts, or the addresses of servers that it was given."""
 
     started: tuple[ServerMemory, ...] = ()
     urls: tuple[str, ...] = ()
 
     def taken(self, memory: int | None) -> int:
-        """Bytes of the card that trains."""
+        """Bytes taken of the card that trains."""
         return sum(server.taken(memory) for server in self.started if server.beside)
 
     def beside(
         self, plan: MemoryPlan, memory: int | None, sharing: int = 1, running: Collection[str] = ()
     ) -> MemoryPlan:
-        """The plan of a worker, with these servers beside it on a card of so much memory, of which that worker has one
-        of ``sharing`` parts. ``running``: agents whose servers have taken their memory already, so that it is not
-        among what is available."""
+        """The plan of a worker with these servers next to it, on a card with this much memory, of which the worker has
+        one of ``sharing`` parts. ``running``: agents whose servers already hold their memory, so that
+        ``plan.available`` excludes it."""
         told = [MemoryItem(WHAT, 0, f"at {url}: its memory is not counted") for url in self.urls]
         own = [server.item(memory) for server in self.started]
         taken, waiting = self.taken(memory), Servers(tuple(s for s in self.started if s.agents[0] not in running))
@@ -84,7 +85,8 @@ class Servers:
         return replace(plan, available=left, servers=(*own, *told), taken=taken, lacking=lacking)
 
     def _too_many(self, memory: int | None) -> str:
-        """Servers on cards of their own that do not fit beside each other; those beside the learner are its plan's."""
+        """Why servers on cards of their own do not fit together, as text; empty if they do. Servers on the learner's
+        card are part of its plan."""
         apart = [server for server in self.started if not server.beside]
         taken = sum(server.taken(memory) for server in apart)
         if memory is None or taken <= memory or any(server.lacks(memory) for server in apart):
@@ -94,13 +96,13 @@ class Servers:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters of an agent's model, and how many of the agent's own are trained (its adapter, where it has one)."""
+    """Number of parameters of an agent's model, and of those that the agent trains (its adapter's, if it has one)."""
 
     parameters: int
     trained: int
 
 
 def slots(adapters: Sequence[tuple[ModelSize, int]], rank: int) -> int:
-    """Parameters of as many adapters, each given with its own rank, at the rank that all of them get room for: that of
-    the largest, as often."""
+    """Parameters of all adapter slots: one per adapter, each as large as the largest adapter at ``rank``. ``adapters``
+    has each adapter's size and its own rank."""
     return max((size.trained * rank // own for size, own in adapters), default=0) * len(adapters)

@@ -1,4 +1,4 @@
-"""A vLLM server as a process of an environment of its own, from its start to its end."""
+"""A vLLM server as a subprocess with its own Python environment, from start to exit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from teamtr.errors import TeamTRError, UserError
 log = logging.getLogger(__name__)
 
 PROGRAM = ("-m", "vllm.entrypoints.openai.api_server")
-"""As ``vllm serve``, which in builds for CPUs looks for a package that is called otherwise there."""
+"""Equivalent to ``vllm serve``, which in CPU builds looks for a package that has another name there."""
 LAST_LINES = 20
 TELL_EVERY_S = 15.0
 LOOK_EVERY_S = 0.2
 NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Of this process's environment: what would make another Python read our packages."""
+"""Variables that the server does not inherit: they would make its Python import our packages."""
 ENVIRONMENT = {
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # adapters come and go
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # adapters are loaded and unloaded while it runs
     "VLLM_NO_USAGE_STATS": "1",
 }
 
@@ -37,11 +37,11 @@ class Launch:
     """How servers are started.
 
     Attributes:
-        python: of the environment that has vLLM.
+        python: interpreter of the environment that has vLLM.
         arguments: of ``vllm serve``, besides those of one model.
         environment: variables that differ from this process's.
-        start_s: how long a server may take to answer.
-        patience_s: how long one message may take.
+        start_s: startup timeout.
+        patience_s: timeout of one message.
     """
 
     python: str
@@ -59,8 +59,8 @@ class Launch:
 
 
 class Server:
-    """One model, served at a socket in ``folder``, which is this user's alone and goes with the server. It ends with
-    ``close``, and with this process."""
+    """Serves one model at a socket in ``folder``, which only this user can read and which is deleted with the server.
+    The server ends on ``close``, and when this process ends."""
 
     def __init__(self, launch: Launch, folder: Path, model: str, arguments: Sequence[str]) -> None:
         launch.require()
@@ -86,11 +86,11 @@ class Server:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**own, **ENVIRONMENT, **(self.launch.environment or {})},
-            start_new_session=True,  # keeps the user's Ctrl-C from it: it is told to end when we do
+            start_new_session=True,  # the user's Ctrl-C does not reach it; it ends with this process
         )
 
     def _wait(self) -> None:
-        """Until it answers. Says now and then that it is waited for, and what the server says itself."""
+        """Wait until the server answers. Logs the wait and the server's last output line at intervals."""
         began = told = time.monotonic()
         while not self.client.healthy(patience_s=5.0):
             now = time.monotonic()
@@ -108,8 +108,8 @@ class Server:
         log.info("vLLM serves %s after %.0f s", self.model, time.monotonic() - began)
 
     def ended(self) -> str | None:
-        """Why it is gone, with its last words; None while it runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a moment for what was just seen from the other side
+        """Why the process has ended, with its last output lines; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a closed connection may be seen before the exit
             code = self.process.wait(timeout=0.2)
             return f"it has ended with exit code {code}; its last lines:\n{self.last_lines()}"
         return None
@@ -124,7 +124,7 @@ class Server:
         return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
     def close(self) -> None:
-        """End it and wait until it is gone; once it is, this does nothing."""
+        """Stop the server and wait until it has exited; a no-op once it has."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:

@@ -1,8 +1,8 @@
-"""Runs a command until it ends, or until whoever started this is gone: then all processes of the command end too, and
-the folder that it worked in is removed.
+"""Runs a command until it exits or the parent process is gone.
 
-A program of its own, for the Python of another environment: it imports nothing of ours. Standard input is a pipe from
-whoever started it, which is closed when that process ends, however it ends.
+If the parent is gone, all processes of the command are ended too, and its working folder is removed. This is a
+standalone program for the Python of another environment: it imports nothing of teamtr. Standard input is a pipe from
+the parent, which is closed when that process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 
 GRACE_S = 10.0
-"""For a server to end by itself, once it is told to."""
+"""Time for a server to exit by itself after SIGTERM."""
 
 
 def main(folder: str, command: list[str]) -> int:
@@ -24,7 +24,7 @@ def main(folder: str, command: list[str]) -> int:
     alone = threading.Event()
     threading.Thread(target=_until_alone, args=(child, alone), daemon=True).start()
     code = child.wait()
-    _tell(child, signal.SIGKILL)  # whom it has left behind
+    _tell(child, signal.SIGKILL)  # processes that it left behind
     if alone.is_set():
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
@@ -40,7 +40,7 @@ def _until_alone(child: subprocess.Popen[bytes], alone: threading.Event) -> None
 
 
 def _tell(child: subprocess.Popen[bytes], what: signal.Signals) -> None:
-    """All processes of its group, which it is the first of."""
+    """Signal all processes of the child's process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, what)
 
