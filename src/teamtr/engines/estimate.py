@@ -20,7 +20,7 @@ WORKSPACES = 4 * (32 << 20)
 two streams, running and capturing."""
 HALVES = ("fp16", "bf16")
 ROOM_TO_FIND_AGAIN = 4
-"""KV blocks to plan for, as a multiple of those of one batch: the rest cache prefixes for a group's next turn and for
+"""KV blocks to plan for, as a multiple of those of one batch. The rest cache prefixes for a group's next turn and for
 the next batch."""
 
 
@@ -108,8 +108,8 @@ class Trained:
 
 @dataclass(frozen=True)
 class Held:
-    """The models of a team in one process. ``weights``, ``adapters`` and ``halves`` (copies of bases for training
-    adapters on them) are in bytes and count shared tensors once; ``who``: whose they are, in words."""
+    """The models of a team in one process. ``weights``, ``adapters`` and ``halves`` (copies of bases in half precision,
+    for training adapters on them) are in bytes and count shared tensors once; ``who``: their owners, in words."""
 
     who: str
     weights: int
@@ -231,8 +231,7 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
 
 
 def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
-    """Items of sampling: copies of the weights, and keys and values. The plain path has only what its cache grows
-    to."""
+    """Copies of the weights for sampling, and keys and values; on the plain path, only what the cache grows to."""
     if demand.sampled_elsewhere.issuperset(served.agents):
         return
     if served.precision is None:

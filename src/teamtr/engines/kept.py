@@ -20,6 +20,7 @@ class KeptFeatures:
     """Features of the newest messages, at most ``budget`` bytes; the oldest are dropped first.
 
     A message is identified by the version of the weights that wrote it and by all its tokens, including the prompt's.
+    Anything else is not found.
     """
 
     def __init__(self, budget: int) -> None:

@@ -120,7 +120,7 @@ class PolicyLearner:
     def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
         if not from_sampler:
             self.kept.clear()  # not needed any more
-        initial = self._under_initial(batch) if reference else None  # first: holds one policy's features
+        initial = self._under_initial(batch) if reference else None  # first: never hold two policies' features
         found = self._found(batch) if from_sampler else {}
         self.sampler_scored = len(found)
         frozen = replace(self.passes.freeze(batch, found), initial=initial)
