@@ -120,7 +120,7 @@ class PolicyLearner:
     def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
         if not from_sampler:
             self.kept.clear()  # not needed any more
-        initial = self._under_initial(batch) if reference else None  # first: never hold two policies' features
+        initial = self._under_initial(batch) if reference else None  # first, to hold one policy's features at a time
         found = self._found(batch) if from_sampler else {}
         self.sampler_scored = len(found)
         frozen = replace(self.passes.freeze(batch, found), initial=initial)
@@ -327,7 +327,7 @@ class PolicyLearner:
         saved = _saved(snapshot)
         for name, parameter in self.policy.parameters().items():
             own(parameter).copy_(saved.parameters[name])
-        # A snapshot may have been taken while the moments were in host memory.
+        # The moments of a snapshot may be in host memory.
         self.optimizer.restore({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
         if self.critic is not None and saved.critic is not None:
             self.critic.restore(saved.critic)

@@ -1,4 +1,4 @@
-"""Adam whose whole state is named tensors, so that it can be stored as safetensors, hashed and restored to the bit."""
+"""Adam whose whole state is named tensors, so that it can be stored as safetensors, hashed and restored bit for bit."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Policy(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters, by a stable name."""
+        """The trainable parameters, by stable names."""
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """A copy of the trainable parameters in host memory, for a later KL to the current policy."""

@@ -48,7 +48,7 @@ class Shards:
         return range(self.count)
 
     def split(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, Rows]]:
-        """The rows of every shard that has any."""
+        """The rows of every non-empty shard."""
         if self.count == 1:
             return [(0, rows)] if len(rows) else []
         shard_R = batch.problem_M[rows] % self.count

@@ -245,7 +245,8 @@ def rotated_attention(
     heads: int,
     kv_heads: int,
 ) -> Tensor:
-    """The same from the joined product of query, key and value, [1, N, (H + 2 K) D], before norm and rotation."""
+    """``packed_attention`` for the joined product of query, key and value, [1, N, (H + 2 K) D], before norm and
+    rotation."""
     assert _current is not None
     parts = product[0].unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], 1)
     rotation = Rotation(cos[0], sin[0], query_weight, key_weight, epsilon)

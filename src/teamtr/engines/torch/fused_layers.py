@@ -278,7 +278,7 @@ def _as_rows(x: Tensor) -> Tensor:
 
 
 def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """x over the root of its mean square, times the weight; out in ``dtype``, the gradient in that of ``x``."""
+    """RMS norm of x times the weight; out in ``dtype``, the gradient in that of ``x``."""
     out: Tensor = _Norm.apply(x, weight_H, epsilon, dtype)
     return out
 

@@ -143,7 +143,7 @@ class _Parts(NamedTuple):
     downs_GRH: Tensor
     ups_GWr: Tensor
     each: list[tuple[Tensor, ...]]
-    """B, layer by layer."""
+    """The B factors, layer by layer."""
     single: list[Tensor]
 
 
