@@ -1,1 +1,1 @@
-"""Who computes: tabular (exact) and torch (one process, CPU or GPU)."""
+"""Engines that sample, score and train: tabular (exact), torch (one process, CPU or GPU), clusters and vLLM servers."""

@@ -1,7 +1,7 @@
-"""The critic of one agent: a value at the position of every message token, with parameters and an optimizer of its own.
+"""The critic of one agent: a value before every message token, with its own parameters and optimizer.
 
-It reads the features of the frozen policy and gives no gradient back to them: an update moves the policy by its
-surrogate alone, and the KL that it uses is the policy's own.
+It reads the features of the frozen policy and passes no gradient back to them: an update moves the policy by its
+surrogate alone, and its KL is the policy's own.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from teamtr.engines.optim import Adam
 from teamtr.types import Ids
 
 WEIGHTS, MOMENTS = "weights.", "adam."
-"""How the names begin of what is stored of a critic."""
+"""Prefixes of the names under which a critic's tensors are stored."""
 
 
 class ValueHead(ABC):
-    """Maps positions to values; zero everywhere at first."""
+    """Maps positions to values; initially zero everywhere."""
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]: ...
 
     @abstractmethod
     def values(self, features_NH: Tensor, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        """The value before each message token, packed in message order: [N]; ``features_NH`` as ``Policy.features``."""
+        """The value before each message token, packed in message order: [N]. ``features_NH`` is as in
+        ``Policy.features``."""
 
 
 class LinearHead(ValueHead):
-    """Linear in the direction of the last hidden state, in float32: lengths differ a hundredfold between models, and
-    one learning rate should do for all."""
+    """Linear in the direction of the last hidden state, in float32. The norms of hidden states differ a hundredfold
+    between models, and one learning rate should work for all."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.weight = nn.Parameter(torch.zeros(width, device=device))
@@ -47,7 +48,7 @@ class LinearHead(ValueHead):
 
 
 class TableHead(ValueHead):
-    """One value per row of a tabular policy: it can be exact."""
+    """One value per row of a tabular policy, so that values can be exact."""
 
     def __init__(self, rows: int, row: Callable[[Ids, Ids], int]) -> None:
         self.table = nn.Parameter(torch.zeros(rows, dtype=torch.float64))
@@ -62,7 +63,7 @@ class TableHead(ValueHead):
 
 
 class Critic:
-    """A value head and its optimizer: all that is stored, restored and hashed of them together."""
+    """A value head and its optimizer, which are stored, restored and hashed together."""
 
     def __init__(self, head: ValueHead, betas: tuple[float, float]) -> None:
         self.head = head
@@ -75,7 +76,7 @@ class Critic:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """What ``state`` gave."""
+        """Restores what ``state`` returned."""
         for name, parameter in self.head.parameters().items():
             parameter.copy_(state[f"{WEIGHTS}{name}"])
         device = next(iter(self.head.parameters().values())).device

@@ -1,4 +1,4 @@
-"""A learner that follows another model (app:align): the old agent, frozen, is what the new one is measured from."""
+"""A learner that follows another model (app:align): its frozen reference is the agent that it replaces."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from teamtr.engines.policy import Head
 from teamtr.types import Floats
 
 _NEVER = -1e4
-"""A logit whose probability is exactly 0. Not minus infinity: the fused kernel reads logits block by block, and a whole
-block of minus infinity has no largest."""
+"""A logit whose probability is exactly 0. It is not minus infinity because the fused kernel reads logits block by
+block, and a block of only minus infinities has no maximum."""
 
 
 class PolicyDistiller(PolicyLearner):
-    """The Distiller port: it shares the policy of the team's own learner and has an optimizer to itself."""
+    """The Distiller port: shares the policy of the team's own learner and has its own optimizer."""
 
     def __init__(self, learner: PolicyLearner, teacher: PolicyLearner) -> None:
         super().__init__(
@@ -56,9 +56,10 @@ class PolicyDistiller(PolicyLearner):
 
 
 def fitted_head(head: Head, vocabulary: int) -> Head:
-    """The teacher's logits over the student's ids: models pad their output layers to different sizes.
+    """The teacher's logits over the student's vocabulary: models pad their output layers to different sizes.
 
-    What the teacher lacks it never says; what the student lacks no tokenizer writes, and its mass is left out.
+    Ids that the teacher lacks get probability 0. Ids that the student lacks are produced by no tokenizer; their mass is
+    dropped.
     """
 
     def fitted(features_NH: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def _vocabulary(student: PolicyLearner, batch: AgentBatch) -> int:
 
 
 def _said(batch: AgentBatch, vocabulary: int, device: torch.device) -> Reference:
-    """A teacher that says each message for certain: the KL from it is the cross-entropy."""
+    """A teacher that gives every token of the messages probability 1, so that the KL from it is the cross-entropy."""
 
     def certain(ids_N1: Tensor) -> Tensor:
         logits_NV = torch.full((len(ids_N1), vocabulary), _NEVER, device=ids_N1.device)

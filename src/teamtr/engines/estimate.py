@@ -1,5 +1,7 @@
-"""What a team takes in memory, from sizes: the one estimate, whether the sizes were counted on loaded models
-(``engines.memory``) or computed from their configs (``planning.memory``).
+"""Estimate of the memory that a team takes, from the sizes of its models.
+
+The same estimate serves for sizes counted on loaded models (``engines.memory``) and for sizes computed from their
+configs (``planning.memory``).
 """
 
 from __future__ import annotations
@@ -14,22 +16,23 @@ from teamtr.ports import GB, Demand, Lengths, MemoryItem
 from teamtr.types import PLAYER
 
 WORKSPACES = 4 * (32 << 20)
-"""What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
+"""Workspaces of matrix products on a GPU: 32 MB each (measured on an H200) for two threads, forward and backward, times
 two streams, running and capturing."""
 HALVES = ("fp16", "bf16")
 ROOM_TO_FIND_AGAIN = 4
-"""Times the pages of a batch: what may be found by a group's next turn, and by the next batch."""
+"""KV blocks to plan for, as a multiple of those of one batch. The rest cache prefixes for a group's next turn and for
+the next batch."""
 
 
 @dataclass(frozen=True)
 class Served:
     """The agents of one architecture, and how they are sampled.
 
-    ``cache_bytes``: keys and values of one token. ``precision`` and ``copy_bytes``: of the copy that the paged sampler
-    computes with, which has pages of ``budget`` bytes at most; None and 0 on the plain path. ``shared_bytes``: weights
-    that it reads where the learner has them, which are in no copy. ``row_bytes``: adapters that it applies row by row.
-    ``feature_bytes``: what it keeps of a token for the update, while its message is sampled; 0 where it keeps nothing.
-    ``cast``: what its largest product takes that is cast in passing (``cast_bytes``).
+    ``cache_bytes``: keys and values of one token. ``precision`` and ``copy_bytes`` are those of the paged sampler's
+    copy of the weights, whose KV blocks take at most ``budget`` bytes; None and 0 on the plain path. ``shared_bytes``:
+    weights that the sampler reads from the learner instead of a copy. ``row_bytes``: adapters that it applies row by
+    row. ``feature_bytes``: features of a token that are kept for the update while its message is sampled; 0 if none are
+    kept. ``cast``: memory to cast the weight of its largest product that is cast on the fly (``cast_bytes``).
     """
 
     agents: tuple[str, ...]
@@ -46,7 +49,7 @@ class Served:
         return PAGE * self.cache_bytes
 
     def wanted_bytes(self, demand: Demand) -> int:
-        """Pages of a batch that is played at once."""
+        """KV blocks of a batch whose episodes are all sampled at once."""
         tokens = max(demand.lengths[name].whole for name in self.agents)
         return (min(demand.episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * self.page_bytes()
 
@@ -55,13 +58,13 @@ class Served:
 class Trained:
     """One agent's model while it is updated.
 
-    ``trained_bytes``: its own parameters in float32. ``kept_bytes_per_token``: what autograd keeps of a token between
-    forward and backward; ``copy_bytes_per_token``: what attention alone keeps of a token that another row has as well;
-    ``spread_bytes_per_token``: what is kept beside both of every token where tokens are spread to rows, because these
-    begin alike: attention's answer as it is gathered beside that of rows, and values beside the product they came of.
-    ``packs``: common beginnings are computed once. ``head_chunk``: positions whose logits are held at once.
-    ``recompute``: whether it may be computed again instead, and ``recomputes``: whether it is (``settled``).
-    ``kept_features``: most bytes that are kept of what sampling computed of its messages.
+    ``trained_bytes``: its own parameters in float32. ``kept_bytes_per_token``: what autograd saves for a token between
+    forward and backward. ``copy_bytes_per_token``: what attention alone saves for a token that another row has as well.
+    ``spread_bytes_per_token``: what is saved on top for every token when tokens are spread to rows because rows share a
+    prefix: attention's output by token beside its output by row, and values beside the product that they come from.
+    ``packs``: common prefixes are computed once. ``head_chunk``: positions whose logits are held at once.
+    ``recompute``: whether activations may be recomputed; ``recomputes``: whether they are (``settled``).
+    ``kept_features``: most bytes kept of the features that sampling computed of its messages.
     """
 
     agent: str
@@ -81,32 +84,32 @@ class Trained:
     spread_bytes_per_token: float = 0.0
 
     def kept_bytes(self, lengths: Lengths, rows: int) -> float:
-        """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what
-        attention keeps of whole rows (queries, keys, values and its answer) for every copy. Rows that have nothing in
-        common stand as they are, and are not spread."""
+        """What autograd saves for rows of maximal length: everything that a token needs, common prefixes once, and what
+        attention saves of whole rows (queries, keys, values and output) for every copy. Rows without a common prefix
+        are not spread."""
         distinct = self._distinct(lengths, rows)
         copies = rows * lengths.whole - distinct
         spread = self.spread_bytes_per_token if copies else 0.0
         return distinct * (self.kept_bytes_per_token + spread) + copies * self.copy_bytes_per_token
 
     def step_bytes(self, lengths: Lengths, rows: int) -> float:
-        """What a step takes on the way back: going back through a layer makes gradients of what it kept, and of what
-        came in between. Recomputed, all that is kept is what goes into each layer, in float32, and what one layer keeps
-        once it was computed again."""
+        """Memory of a step with its backward pass, which allocates, layer by layer, gradients of what the layer saved
+        and of its intermediates. With recomputation, only each layer's input is kept, in float32, plus one layer's
+        recomputed activations and their gradients."""
         kept = self.kept_bytes(lengths, rows)
         if not self.recomputes:
             return (1 + 2 / self.layers) * kept
         return 4 * self.layers * self.width * self._distinct(lengths, rows) + 3 / self.layers * kept
 
     def _distinct(self, lengths: Lengths, rows: int) -> int:
-        """Tokens that are computed; padded rows share nothing."""
+        """Tokens that are computed; padded rows share no prefix."""
         return (lengths if self.packs else replace(lengths, shared=0)).distinct(rows)
 
 
 @dataclass(frozen=True)
 class Held:
-    """A team in one process. ``weights``, ``adapters`` and ``halves`` (of bases, for training adapters on them) in
-    bytes, shared ones once; ``who`` they belong to, in words."""
+    """The models of a team in one process. ``weights``, ``adapters`` and ``halves`` (copies of bases in half precision,
+    for training adapters on them) are in bytes and count shared tensors once; ``who``: their owners, in words."""
 
     who: str
     weights: int
@@ -116,20 +119,22 @@ class Held:
     trained: tuple[Trained, ...]
     on_card: bool
     passing: int = 0
-    """What the largest spread layer takes while it is passed through (``passing_bytes``)."""
+    """Memory of the largest partitioned layer while it is gathered (``passing_bytes``)."""
     cast: int = 0
-    """What the largest part of a base that is kept short takes while the learner casts it (``cast_bytes``)."""
+    """Memory to cast the largest part of a base kept in reduced precision while the learner computes
+    (``cast_bytes``)."""
 
 
 def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
-    """Of a spread layer of so many bytes, whole for a moment: its weights, in half precision half as much again for
-    rounded ones, and where they are trained their gradient, as it was computed, as it is sent and as it arrives."""
+    """Memory of a partitioned layer of this size while it is gathered: its weights, in half precision half as much
+    again for rounded copies, and for trained weights the gradient as computed, as sent and as received."""
     return layer * (4 if trained else 1) + (layer // 2 if half else 0)
 
 
 def cast_bytes(layer: int, head: int, precision: str, *, kept: str) -> int:
-    """Of a base kept in half precision or int8, by the numbers of its largest layer and of what of the head is cast at
-    once: a layer in the precision that is computed in, the head in float32 for its gradient."""
+    """Memory to cast parts of a base that is kept in half precision or int8. ``layer`` and ``head``: elements of its
+    largest layer and of the part of the head that is cast at once. A layer is cast to the precision of computation, the
+    head to float32 for its gradient."""
     if kept == "fp32":
         return 0
     body = 0 if precision == kept else layer * (2 if precision in HALVES else 4)
@@ -138,12 +143,12 @@ def cast_bytes(layer: int, head: int, precision: str, *, kept: str) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """Most messages as long as can be that are computed at once. Of shorter ones it may be more, where passes are
-    filled by tokens (``Passes.micro_batches``): their tokens are no more, nor are the logits that are held."""
+    """Most messages of maximal length that are computed at once. Of shorter ones there may be more where passes are
+    filled by tokens (``Passes.micro_batches``), but with no more tokens and no more logits at once."""
 
     scored: int
     trained: int
-    """With all that the way back needs."""
+    """With everything that the backward pass needs."""
 
     @staticmethod
     def of(agent: str, micro_batch: int, demand: Demand) -> Rows:
@@ -153,28 +158,28 @@ class Rows:
 
 
 def old_policy_bytes(lengths: Lengths, width: int) -> int:
-    """The old policy's last hidden states of one message."""
+    """Bytes of the old policy's last hidden states of one message."""
     return lengths.message * width * 4
 
 
 def kept_feature_bytes(budget: int, messages: int, lengths: Lengths, width: int) -> int:
-    """What the sampler's features of an update's messages take at most, in float32."""
+    """Most bytes that the sampler's features of an update's messages take, in float32."""
     return min(budget, messages * old_policy_bytes(lengths, width))
 
 
 def in_words(names: Collection[str]) -> str:
-    """Who they are: agents, and whoever plays the other roles."""
+    """The owners of these models, in words: the number of agents, and the player of the other roles."""
     agents = len(names) - (PLAYER in names)
     return f"{agents} {'agent' if agents == 1 else 'agents'}" + (f" and {PLAYER}" if PLAYER in names else "")
 
 
 def items(held: Held, demand: Demand) -> tuple[MemoryItem, ...]:
-    """What this demand takes, part by part."""
+    """The memory that this demand takes, item by item."""
     return tuple(_items(held, demand))
 
 
 def settled(held: Held, demand: Demand, available: int | None) -> Held:
-    """With it decided who recomputes activations: whoever must, and whoever may and of whom a single message does not
+    """Decides which agents recompute activations: those that must, and those that may and whose single message does not
     fit otherwise."""
 
     def decided(one: Trained) -> Trained:
@@ -186,12 +191,12 @@ def settled(held: Held, demand: Demand, available: int | None) -> Held:
 
 
 def recomputed(held: Held) -> tuple[str, ...]:
-    """Whose activations are."""
+    """The agents that recompute activations."""
     return tuple(one.agent for one in held.trained if one.recomputes)
 
 
 def lowered_to_fit(held: Held, one: Trained, demand: Demand, available: int) -> int:
-    """The agent's micro-batch, lowered until it fits by this estimate; 1 where none does."""
+    """The agent's micro-batch, lowered until the estimate fits; 1 if none does."""
     size = one.micro_batch
     while size > 1 and _total(held, replace(one, micro_batch=size), demand) > available:
         size = lowered(size)
@@ -199,7 +204,7 @@ def lowered_to_fit(held: Held, one: Trained, demand: Demand, available: int) -> 
 
 
 def _total(held: Held, one: Trained, demand: Demand) -> int:
-    """With this agent's updates alone."""
+    """Total bytes when only this agent is updated."""
     return sum(item.bytes for item in _items(replace(held, trained=(one,)), demand))
 
 
@@ -226,7 +231,7 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
 
 
 def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
-    """Sampling copies and keys and values; nothing on the plain path but what its cache grows to."""
+    """Copies of the weights for sampling, and keys and values; on the plain path, only what the cache grows to."""
     if demand.sampled_elsewhere.issuperset(served.agents):
         return
     if served.precision is None:
@@ -248,7 +253,7 @@ def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
 
 
 def _open_features(served: Served, rows: int, demand: Demand) -> Iterator[MemoryItem]:
-    """Of messages that are being sampled, with buffers for so many."""
+    """Features of messages that are being sampled, in buffers for this many rows."""
     tokens = roomy(max(demand.lengths[name].message for name in served.agents))
     size = rows * tokens * served.feature_bytes
     if size:
@@ -256,8 +261,8 @@ def _open_features(served: Served, rows: int, demand: Demand) -> Iterator[Memory
 
 
 def _optimizer(trained: Trained, demand: Demand) -> MemoryItem:
-    """Gradients (in float16 those of a micro-batch beside those of the step), two moments, and the two snapshots that
-    the gate may go back to (weights and moments each)."""
+    """Gradients (in float16 those of a micro-batch as well as those of the step), two moments, and the two snapshots
+    that the gate may restore (weights and moments each)."""
     times = 10 if trained.precision == "fp16" else 9
     why = f"of the agent being updated ({trained.agent})"
     return MemoryItem("gradients, moments, snapshots", times * trained.trained_bytes, why)
@@ -270,7 +275,7 @@ def _old_policy(trained: Trained, demand: Demand) -> MemoryItem:
 
 
 def _kept_features(trained: Trained, demand: Demand) -> MemoryItem:
-    """Beside the old policy that the learner computes where it does not use them."""
+    """The sampler's features, in addition to the old policy that the learner computes for messages without them."""
     messages, lengths = demand.messages[trained.agent], demand.lengths[trained.agent]
     size = kept_feature_bytes(trained.kept_features, messages, lengths, trained.width)
     return MemoryItem("features of the sampler", size, f"kept for the update of {trained.agent}")
@@ -279,7 +284,7 @@ def _kept_features(trained: Trained, demand: Demand) -> MemoryItem:
 def _worst_step(trained: Trained, demand: Demand) -> MemoryItem:
     lengths, rows = demand.lengths[trained.agent], Rows.of(trained.agent, trained.micro_batch, demand)
     with_gradient = trained.step_bytes(lengths, rows.trained)
-    # Without a way back, what one layer makes, and what the one before it gave.
+    # Without a backward pass: the activations of one layer and the output of the one before.
     without = 2 / trained.layers * trained.kept_bytes(lengths, rows.scored)
     positions = min(rows.scored * lengths.message, trained.head_chunk)
     logits = 4 * positions * trained.vocabulary * 4  # new, old, and the gradients of both passes

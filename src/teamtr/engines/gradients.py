@@ -1,8 +1,8 @@
-"""The gradient of one step, gathered from micro-batches.
+"""The gradient of one optimizer step, accumulated over micro-batches.
 
-float16 flushes small gradients to zero and cannot hold large ones, so the loss is lifted by a scale. Every
-micro-batch's gradient is looked at before it is added: one that overflowed is computed again at half the scale, it
-alone. The look comes when the next micro-batch is already under way, so that the device never waits for it.
+float16 flushes small gradients to zero and overflows on large ones, so the loss is multiplied by a scale. Every
+micro-batch's gradient is checked before it is added. One that overflowed is recomputed at half the scale; the others
+are not. The check is read only when the next micro-batch is under way, so that the device never waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from teamtr.progress import working
 
 @dataclass(frozen=True)
 class LossPart:
-    """One micro-batch after its forward pass; ``sums`` are added up over micro-batches for the report: [K], float64."""
+    """One micro-batch after its forward pass. ``sums`` [K], float64, are added over micro-batches for the report."""
 
     loss: Tensor
     sums: Tensor
@@ -31,15 +31,15 @@ class LossPart:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Sums over all parts. The gradient itself stands in the parameters, without its scale; where it is not finite,
-    what stands there is of no use."""
+    """Sums over all parts. The gradient itself is in the parameters, without the scale; it must not be used unless
+    ``finite``."""
 
     sums: list[float]
     norm: float
     scale: float
-    """That nothing overflowed at."""
+    """A scale at which nothing overflowed."""
     flat: Tensor | None = None
-    """The gradient, end to end, where it is one of several."""
+    """The gradient as one flat tensor, where there are several to add."""
 
     @property
     def finite(self) -> bool:
@@ -48,12 +48,12 @@ class Gathered:
 
 @dataclass(frozen=True)
 class _Fresh:
-    """A gradient that nobody has looked at yet."""
+    """A gradient that has not been checked yet."""
 
     rows: Rows
     gradients: list[Tensor | None]
     found: Tensor
-    """The part's sums, then the norm of the scaled gradient: one transfer for all."""
+    """The part's sums, then the norm of the scaled gradient, in one tensor so that one transfer suffices."""
 
 
 def gather(
@@ -65,8 +65,9 @@ def gather(
     *,
     lockstep: bool = False,
 ) -> Gathered:
-    """Forward and backward over all parts, each ``computing``. Not finite where a loss is not, or a gradient at any
-    scale. ``lockstep``: whoever has gone forward with others goes back with them, even if it is of no use."""
+    """Runs forward and backward over all parts, each inside ``computing()``. The result is not finite if a loss is not,
+    or if a gradient is not at any scale. ``lockstep``: a forward pass is always followed by its backward pass, even if
+    that is useless, because other processes take part in both."""
     for parameter in parameters:
         parameter.grad = None
     gathering = _Scaled(parameters, scale) if scale > 1.0 else _Plain(parameters)
@@ -95,7 +96,8 @@ def gather_shards(
     scale: float,
     computing: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, Gathered]:
-    """``gather`` for each shard of this process. Every shard begins at the same scale, whatever another came to."""
+    """``gather`` for each shard of this process. Every shard starts at the same scale, whatever happened in the
+    others."""
     found = {}
     for shard, parts in own:
         one = gather(parts, forward, parameters, scale, computing, lockstep=shards.lockstep)
@@ -113,9 +115,9 @@ def gather_in_lockstep(
     scale: float,
     computing: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, Gathered]:
-    """``gather_shards`` where all processes pass through the model together; ``counts``: how many micro-batches each
-    shard has, wherever it is computed. Spread weights end up with the gradient of the whole step: it adds up as passes
-    follow each other, whichever shards they are of. The others have one for each shard."""
+    """``gather_shards`` for processes that pass through the model together. ``counts``: the number of micro-batches of
+    each shard, wherever it is computed. Partitioned weights end up with the gradient of the whole step, which
+    accumulates pass by pass over all shards. The other weights get one gradient per shard."""
     if scale > 1.0 and not any(map(is_spread, parameters)):
         return _beside_each_other(own, shards, forward, pass_idly, parameters, scale, computing)
     gathering = _InLockstep(dict(own), shards, forward, pass_idly, parameters, computing)
@@ -137,8 +139,9 @@ def _beside_each_other(
     scale: float,
     computing: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, Gathered]:
-    """No gradient goes from process to process: each looks at its own and computes again what overflowed, as it would
-    alone. How many passes that takes shows as they are made, so everyone says before each whether he has one."""
+    """``gather_in_lockstep`` when no gradient crosses processes: each checks its own and recomputes what overflowed, as
+    it would alone. The number of passes is not known in advance, so every process announces before each pass whether it
+    has one."""
 
     def somebody(busy: bool) -> bool:
         return shards.least(0.0 if busy else 1.0) < 1.0
@@ -155,7 +158,7 @@ def _beside_each_other(
 
 class _InLockstep:
     """Passes that all processes make together. In float16, micro-batches that overflowed are left out of the sums and
-    come again at half the scale when all others are through, so that no sum depends on who passed with whom."""
+    repeated at half the scale after all others, so that no sum depends on which micro-batches shared a pass."""
 
     def __init__(
         self,
@@ -177,10 +180,10 @@ class _InLockstep:
         self.held: dict[int, list[Tensor | None]] = {}
         self.sums: dict[int, Tensor] = {}
         self.totals: list[Tensor | None] = [None] * len(self.spread)
-        """Of spread weights."""
+        """Gradients of partitioned weights, summed."""
 
     def go_over(self, todo: Sequence[Part], scale: float) -> list[Part]:
-        """Returns what overflowed."""
+        """Passes over these micro-batches at this scale; returns those that overflowed."""
         again: list[Part] = []
         for turn in self.shards.turns(todo, scale):
             undo = self.shards.before_pass() if scale > 1.0 else None
@@ -198,7 +201,7 @@ class _InLockstep:
         return again
 
     def _pass(self, turn: Mapping[int, Part], scale: float) -> _Own | None:
-        """One pass of all processes; None where this one passed idly."""
+        """One pass of all processes; None if this one had no micro-batch and made an idle pass."""
         for parameter in (*self.spread, *self.here):
             parameter.grad = None
         mine = turn.get(self.shards.process)
@@ -212,7 +215,7 @@ class _InLockstep:
         return _Own(shard, part.sums.detach(), [p.grad for p in self.here])
 
     def _overflowed(self, fresh: _Own | None) -> bool:
-        """Whether a smaller scale could help."""
+        """Whether the gradient overflowed although the loss is finite, so that a smaller scale may help."""
         if fresh is None or not bool(torch.isfinite(fresh.sums).all()):
             return False
         spread = [] if self.shards.carries_sums else [p.grad for p in self.spread]
@@ -220,7 +223,7 @@ class _InLockstep:
         return self.shards.overflowed() or not bool(torch.isfinite(norm))
 
     def _add(self, fresh: _Own | None, scale: float) -> None:
-        """Freed of the scale, which is a power of two, so that nothing is rounded."""
+        """Adds the pass's gradients without the scale, which is a power of two, so that nothing is rounded."""
         found = [p.grad for p in self.spread]
         if not self.shards.carries_sums:
             found = [_plus(total, gradient, scale) for total, gradient in zip(self.totals, found, strict=True)]
@@ -247,7 +250,7 @@ class _InLockstep:
 
 @dataclass(frozen=True)
 class _Own:
-    """What this process found in a pass: sums for the report, and gradients of weights that are here as a whole."""
+    """Results of a pass in this process: sums for the report, and gradients of the weights that are not partitioned."""
 
     shard: int
     sums: Tensor
@@ -264,9 +267,9 @@ def _plus(total: Tensor | None, gradient: Tensor | None, scale: float) -> Tensor
 def added(
     own: Mapping[int, Gathered], shards: Shards, of: Sequence[int], parameters: Sequence[nn.Parameter], sums: int
 ) -> Gathered:
-    """The gradient of the whole step, from the shards ``of`` wherever they were computed: it stands in the parameters.
-    ``sums``: how many numbers a part reports."""
-    if shards.count == 1:  # of one process, which adds up its norm tensor by tensor, in parts or not
+    """The gradient of the whole step, summed over the shards ``of`` from all processes into the parameters. ``sums``:
+    how many numbers a part reports."""
+    if shards.count == 1:  # its norm was computed tensor by tensor, partitioned or not
         return own[0]
     here = [p for p in parameters if not is_spread(p)]
     like = [here[0].new_zeros(sum(p.numel() for p in here)), here[0].new_zeros(sums + 1, dtype=torch.float64)]
@@ -284,12 +287,12 @@ def added(
 
 
 def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Their gradients end to end; what has none gets zeros."""
+    """All gradients as one flat tensor, with zeros where there is none."""
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
 
 
 class _Plain:
-    """Nothing to look at before the end: gradients add up where they arise."""
+    """Without a loss scale: gradients accumulate in the parameters and are checked only at the end."""
 
     broken = False
 
@@ -311,7 +314,7 @@ class _Plain:
 
 
 class _Scaled:
-    """A lifted loss; every gradient is looked at on its own."""
+    """With a loss scale: the gradient of every micro-batch is checked by itself."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], scale: float) -> None:
         self.parameters = parameters
@@ -322,7 +325,7 @@ class _Scaled:
         self.fresh: _Fresh | None = None
 
     def look(self) -> list[Rows]:
-        """At the gradient of the part before; returns what is to be computed again."""
+        """Checks the gradient of the previous part; returns the rows to recompute."""
         fresh, self.fresh = self.fresh, None
         if fresh is None:
             return []
@@ -332,7 +335,7 @@ class _Scaled:
             self._add(fresh.gradients)
             return []
         if not np.isfinite(sums).all() or self.scale <= 1.0:
-            self.broken = True  # it was not the scale
+            self.broken = True  # the scale is not the cause
             self.sums = sums
             return []
         self.scale /= 2
@@ -347,7 +350,7 @@ class _Scaled:
         self.fresh = _Fresh(rows, gradients, torch.cat([sums, _norm(gradients, sums)[None]]))
 
     def _add(self, gradients: list[Tensor | None]) -> None:
-        """Freed of the scale, which is a power of two: nothing is rounded."""
+        """Adds the gradients without the scale, which is a power of two, so that nothing is rounded."""
         torch._foreach_mul_([g for g in gradients if g is not None], 1.0 / self.scale)
         pairs = list(zip(self.total, gradients, strict=True))
         both = [(t, g) for t, g in pairs if t is not None and g is not None]
@@ -363,6 +366,6 @@ class _Scaled:
 
 
 def _norm(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """In the dtype and on the device of ``like``."""
+    """The total norm, in the dtype and on the device of ``like``."""
     found = [g for g in gradients if g is not None]
     return torch.nn.utils.get_total_norm(found).to(like) if found else like.new_zeros(())

@@ -1,4 +1,4 @@
-"""Versions of weights and of configurations. Weights are hashed where the tensors are: names, shapes and bits."""
+"""Hashes that identify weights and configurations. Weights are hashed where the tensors are: names, shapes and bits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"}
 _FACTORS = (-7046029254386353131, -4417276706812531889)
 KEPT_LENGTH = 1 << 14
-"""Up to so many words, the factors of a place are kept: a tiny model is hashed several times in every update, and they
-would take half of it. They take 8 MB at most."""
+"""For tensors of at most this many words, the factors of the places are cached (8 MB at most). A tiny model is hashed
+several times in every update, and computing the factors would take half of that time."""
 CHUNK, CPU_CHUNK = 1 << 22, 1 << 15
-"""Words that are looked at together: on a card many, on a CPU so few that what is computed of them stays in the cache
-of a core, and that torch does not share them out among threads itself."""
+"""Words processed at once: many on a GPU; on a CPU few enough that intermediates stay in a core's cache and that torch
+does not split the work over threads itself."""
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[str, Tensor] | None = None) -> str:
-    """A hash of names, shapes and bits: the same on every device, and computed where the tensors are. Of what ranks
-    hold in parts, all of them hash their own rows, and come to the hash of the whole; ``like``: the weights that some
-    tensors are parted like, by the tensors' names."""
+    """A hash of names, shapes and bits, the same on every device and computed where the tensors are. Of partitioned
+    tensors every rank hashes its own rows, and all ranks obtain the hash of the whole. ``like``: for tensors that are
+    partitioned like some weight, that weight, by the tensors' names."""
     digest = hashlib.blake2b(salt.encode(), digest_size=16)
     layouts = {name: (like or {}).get(name, tensor) for name, tensor in tensors.items()}
     here = {name: own(tensor.detach()) for name, tensor in tensors.items()}
@@ -47,17 +47,17 @@ def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[st
 
 
 def hash_config(config: Any, end_ids: Iterable[int]) -> str:
-    """A hash of a model's configuration, as far as it differs from the defaults of its class (a newer transformers may
-    have more of them), and of the tokens that end a message."""
+    """A hash of a model's configuration and of the tokens that end a message. Settings count only where they differ
+    from the defaults of the config's class, because a newer transformers may have more settings."""
     said = {key: value for key, value in config.to_diff_dict().items() if key not in NOT_COMPUTED_WITH}
     text = json.dumps([said, sorted(end_ids)], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _folds(tensors: Sequence[Tensor], first_place: int = 0) -> Tensor:
-    """Two sums for each of the equally long tensors, modulo 2^64, of all words times odd factors that depend on the
-    place. An adapter has hundreds of small tensors: those of one size go together. Large ones are added up in spans of
-    places, whose order does not matter, by as many threads as torch may use."""
+    """Two sums for each of the equally long tensors, modulo 2^64: over all words, times odd factors that depend on the
+    place. An adapter has hundreds of small tensors, so those of one size are processed together. Large ones are summed
+    in spans of places, whose order does not matter, by as many threads as torch may use."""
     words = [t.contiguous().reshape(-1).view(_WORDS[t.element_size()]) for t in tensors]
     length, on_cpu = len(words[0]), words[0].device.type == "cpu"
     chunk = CPU_CHUNK if on_cpu else CHUNK
@@ -71,7 +71,7 @@ def _folds(tensors: Sequence[Tensor], first_place: int = 0) -> Tensor:
 
 
 def _span_folds(words: Sequence[Tensor], starts: range, first_place: int) -> Tensor:
-    """What the chunks that begin at these places add to the sums."""
+    """The contribution of the chunks that begin at these places to the sums."""
     length, chunk, device = len(words[0]), starts.step, words[0].device
     at_once = max(1, chunk // max(1, length))
     factors_of = _kept_factors if length <= KEPT_LENGTH else _factors
@@ -87,7 +87,7 @@ def _span_folds(words: Sequence[Tensor], starts: range, first_place: int) -> Ten
 
 
 def _factors(first: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two odd factors for each of so many places from the first on."""
+    """Two odd factors for each of ``count`` places, starting at ``first``."""
     place, factors = torch.arange(first + 1, first + count + 1, device=device), []
     for k in range(2):
         factor = place * _FACTORS[k]

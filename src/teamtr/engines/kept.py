@@ -1,4 +1,4 @@
-"""What sampling computed of messages, kept for the update that learns from them."""
+"""Features that sampling computed of messages, kept for the update that trains on them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from teamtr.types import Ids
 
 Keep = Callable[[str, Ids, Ids, Tensor], None]
-"""Told of every message that was sampled: the version of the weights, the prompt, the message, and the features that
-each of its tokens was drawn from, [T, H]."""
+"""Called for every sampled message with the version of the weights, the prompt, the message, and the features that each
+of its tokens was drawn from, [T, H]."""
 
 
 class KeptFeatures:
-    """Features of the newest messages, of at most ``budget`` bytes: the oldest go first.
+    """Features of the newest messages, at most ``budget`` bytes; the oldest are dropped first.
 
-    A message is known by the weights that wrote it and by all its tokens, those of the prompt included. Whatever was
-    written by other weights, or reads otherwise, is not found.
+    A message is identified by the version of the weights that wrote it and by all its tokens, including the prompt's.
+    Anything else is not found.
     """
 
     def __init__(self, budget: int) -> None:
@@ -32,7 +32,7 @@ class KeptFeatures:
         return len(self._of)
 
     def put(self, version: str, prompt: Ids, message: Ids, features_TH: Tensor) -> None:
-        """Of messages that are the same to the token, the last one stays."""
+        """Of identical messages, the last one is kept."""
         assert len(features_TH) == len(message), "one row of features for each token"
         name = _name(version, prompt, message)
         self._drop(name)

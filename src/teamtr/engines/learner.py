@@ -1,7 +1,7 @@
-"""Trains one policy, whatever it is made of: the Learner port over a ``Policy``.
+"""The Learner port over a ``Policy``: trains one policy of any kind.
 
-One engine on both sides of a ratio: log-probabilities before and after an update come from here. Those before it may
-rest on features that the sampler computed with the same weights, where they are asked for and measured (``begin``).
+Log-probabilities before and after an update are computed by the same engine. Those before it may be computed from
+features of the sampler, taken with the same weights, where this is requested and their error was measured (``begin``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class Saved:
-    """Weights and optimizer moments, cloned, and the critic's: what a ``Snapshot`` of this engine holds."""
+    """Weights, optimizer moments and the critic's state, cloned: what a ``Snapshot`` of this engine holds."""
 
     parameters: dict[str, Tensor]
     moments: dict[str, Tensor]
@@ -50,11 +50,11 @@ class Saved:
 
 
 class PolicyLearner:
-    """Adam on a policy, with the frozen reference that ratios and KLs are measured against.
+    """Trains a policy with Adam and holds the frozen reference that ratios and KLs are measured against.
 
-    ``keep_initial``: keep a copy of the trainable parameters as they are now, off the card, for objectives with a
-    ``reference_kl``. ``critic``: have one, for advantages per token. ``kept_bytes``: most memory for what sampling
-    computed of the agent's messages (``keep_scores``).
+    ``keep_initial``: keep a copy of the current trainable parameters in host memory, for objectives with a
+    ``reference_kl``. ``critic``: have a critic, for advantages per token. ``kept_bytes``: most memory for features that
+    sampling computes of the agent's messages (``keep_scores``).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PolicyLearner:
         self._version: str | None = None
         self._initial: dict[str, Tensor] | None = None
         self.initial_version: str | None = None
-        """A hash of the policy that ``keep_initial`` kept; None without one."""
+        """A hash of the policy that ``keep_initial`` kept; None without it."""
         if keep_initial:
             self._initial = policy.initial_parameters()
             like = policy.parameters()
@@ -107,20 +107,20 @@ class PolicyLearner:
         self._version = None
 
     def _of_moments(self) -> dict[str, Tensor]:
-        """The weight that each of the optimizer's moments is of."""
+        """The weight that each of the optimizer's moments belongs to, by the moment's name."""
         weights = self.policy.parameters()
         return {name: weights[weight_of(name)] for name in self.optimizer.moments}
 
     # -- the frozen policy ------------------------------------------------------------------------------------
 
     def keep_scores(self, on: bool) -> None:
-        """From now on keep what sampling computes of this agent's messages, or keep nothing more."""
+        """Starts or stops keeping the features that sampling computes of this agent's messages."""
         self.policy.keep_features(self.kept.put if on else None)
 
     def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
         if not from_sampler:
-            self.kept.clear()  # nobody will ask for it any more
-        initial = self._under_initial(batch) if reference else None  # first: then one policy's features are held
+            self.kept.clear()  # not needed any more
+        initial = self._under_initial(batch) if reference else None  # first, to hold one policy's features at a time
         found = self._found(batch) if from_sampler else {}
         self.sampler_scored = len(found)
         frozen = replace(self.passes.freeze(batch, found), initial=initial)
@@ -128,7 +128,7 @@ class PolicyLearner:
         return pairwise_sum_per_message(off_device(frozen.logp), batch.lengths_M)
 
     def _found(self, batch: AgentBatch) -> dict[int, Tensor]:
-        """What sampling with the present weights computed of the rows of this process."""
+        """Features that sampling computed with the current weights, for the rows of this process."""
         version, found = self.version(), {}
         for _, rows in self.passes.shards.split_own(batch, np.arange(len(batch))):
             for row in rows.tolist():
@@ -139,7 +139,8 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _under_initial(self, batch: AgentBatch) -> list[Tensor]:
-        """Token log-probabilities of the policy that the learner began with; the present one is put back to the bit."""
+        """Token log-probabilities under the policy that the learner started with. The current weights are restored bit
+        for bit."""
         if self._initial is None:
             raise RuntimeError("this learner was made without keep_initial: it has no reference policy")
         parameters = {name: own(parameter) for name, parameter in self.policy.parameters().items()}
@@ -153,14 +154,14 @@ class PolicyLearner:
                 parameter.copy_(present[name])
 
     def follow(self, reference: Reference) -> None:
-        """Measure from this policy on: the learner's own as it was, or another's (app:align)."""
+        """Measures from this policy from now on: the learner's own as it was, or another's (app:align)."""
         self.optimizer.to(self.policy.device)
         if self.critic is not None:
             self.critic.optimizer.to(self.policy.device)
         self._reference = reference
 
     def end(self) -> None:
-        """Only the agent being updated keeps its optimizer's moments on the card."""
+        """Drops the frozen policy. Only the agent being updated keeps its optimizer's moments on the GPU."""
         self._reference = None
         if self.policy.device.type != "cpu":
             self.optimizer.leave_the_card()
@@ -200,8 +201,8 @@ class PolicyLearner:
     def _accumulate(
         self, rows: NDArray[np.int64], advantages: Floats | Sequence[Floats], objective: Objective, beta: float
     ) -> StepStats:
-        """Gradients of the whole step, micro-batch by micro-batch, the longest messages first: a step that does not
-        fit into memory fails at once."""
+        """Accumulates the gradient of the whole step over micro-batches, the largest first, so that a step that does
+        not fit into memory fails at once."""
         reference = self._require()
         initial = reference.initial if objective.has_reference else None
         if objective.has_reference and initial is None:
@@ -251,7 +252,7 @@ class PolicyLearner:
         return [shard for shard, _ in self.passes.shards.split(self._require().batch, rows)]
 
     def _scale(self) -> float:
-        """Of the loss, in float16."""
+        """The loss scale: 1 except in float16."""
         return self.optimizer.loss_scale if self.policy.precision == "fp16" else 1.0
 
     # -- the critic -------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ class PolicyLearner:
     def fit_values(
         self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
     ) -> ValueStats:
-        """One Adam step of the critic on the frozen features of the rows: no pass through the policy."""
+        """One Adam step of the critic on the frozen features of the rows, without a pass through the policy."""
         reference, critic = self._require(), self.critic
         if critic is None or reference.values is None:
             raise RuntimeError("this learner was made without a critic: there is nothing to fit")
@@ -326,7 +327,7 @@ class PolicyLearner:
         saved = _saved(snapshot)
         for name, parameter in self.policy.parameters().items():
             own(parameter).copy_(saved.parameters[name])
-        # A snapshot taken while the moments were off the card is restored to where they are used.
+        # The moments of a snapshot may be in host memory.
         self.optimizer.restore({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
         if self.critic is not None and saved.critic is not None:
             self.critic.restore(saved.critic)
@@ -348,14 +349,14 @@ class PolicyLearner:
         for parameter, size in zip(parameters, sizes, strict=True):
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
             here = own(parameter)
-            # A fresh adapter's second factor is all zeros: without a size of its own it takes the others'.
+            # A fresh adapter's second factor is all zeros and has no size of its own: use that of the others.
             here.add_(cut(noise, parameter).to(here), alpha=relative * (size or typical))
         self._touched()
 
     # -- disk -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Where processes hold parts, all of them must be asked, and one writes."""
+        """With partitioned weights, all processes must call this, and one of them writes."""
         files = self._files()
         if self.passes.shards.writes:
             files.save(folder)
@@ -364,12 +365,12 @@ class PolicyLearner:
         return None if self.passes.shards.lockstep else self._files()
 
     def _files(self) -> LearnerFiles:
-        """What is stored, of this moment. Nothing is copied that is off the card already: an update changes it, and
-        nobody else does."""
+        """The learner's state at this moment. Tensors that are in host memory already are not copied, because only an
+        update changes them."""
         write, moments = self.passes.shards.writes, {}
         for name, weight in self._of_moments().items():
             moment = joined(self.optimizer.moments[name], weight)
-            if write:  # nobody else keeps what is whole
+            if write:  # other processes need not keep the whole tensor
                 moments[name] = moment.cpu()
         critic = None if self.critic is None else off_the_card(self.critic.state())
         write_weights = self.policy.to_write(write=write)
@@ -392,7 +393,7 @@ def _saved(snapshot: Snapshot) -> Saved:
 
 
 def _chosen(values: Floats | Sequence[Floats], places: Sequence[int]) -> Floats:
-    """One number per message, or those of all tokens end to end."""
+    """The numbers of these messages: one per message, or one per token, concatenated."""
     if isinstance(values, np.ndarray):
         return np.asarray(values[places])
     return np.concatenate([values[k] for k in places])

@@ -1,4 +1,4 @@
-"""All models of a team in this process: the Engine port over their learners."""
+"""The Engine port for a team whose models are all in this process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from teamtr.types import Floats, Ids
 
 
 class LocalEngine:
-    """Sampling and training read the same weights, so that publishing an update costs nothing.
+    """Samples and trains in one process, so publishing an update moves no weights.
 
-    ``shards``: rows are sampled in so many parts, each by itself.
+    ``shards``: rows are sampled in this many parts, each by itself.
     """
 
     def __init__(self, learners: Mapping[str, PolicyLearner], shards: int = 1) -> None:
@@ -75,8 +75,8 @@ class LocalEngine:
         return [replace(sample, version=version) for sample in samples]
 
     def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
-        """In one running batch where agents share a paged sampler. Shards are batches of their own, whoever computes
-        them, so that with several of them rows go in turns."""
+        """Samples in one running batch where agents share a paged sampler. With several shards, each of which is a
+        batch of its own in whatever process, rows are sampled batch by batch instead."""
         if self.shards > 1:
             in_turns(self, more, heard=heard, follow=follow)
         else:
@@ -84,7 +84,7 @@ class LocalEngine:
             Streaming(self, policies, more, heard, follow).run()
 
     def take_up(self, agent: str) -> None:
-        """Have the agent's weights where they are sampled from, before any message is asked of it."""
+        """Puts the agent's weights where they are sampled from, before any message is requested."""
         self.learners[agent].policy.take_up(self.version(agent))
 
     def info(self, agent: str) -> AgentInfo:
@@ -122,18 +122,18 @@ class LocalEngine:
         return memory.peak_bytes()
 
     def close(self) -> None:
-        """Nothing is elsewhere."""
+        """No-op: nothing is held elsewhere."""
 
 
 def _told_as(heard: Heard, first_row: int, version: str) -> Heard:
-    """For a part of the rows, whose messages this version wrote."""
+    """``heard`` for a part of the rows, whose messages this version wrote."""
     if heard is unheard:
         return heard
     return lambda row, sample: heard(first_row + row, replace(sample, version=version))
 
 
 def _followed_as(follow: Follow, first_row: int) -> Follow:
-    """For a part of the rows."""
+    """``follow`` for a part of the rows."""
     if follow is unfollowed or not first_row:
         return follow
     return lambda row, before, token_ids: follow(first_row + row, before, token_ids)

@@ -1,4 +1,4 @@
-"""What an update did: a policy beside the one that was frozen before it, on the same messages."""
+"""Measures an update: the current policy against the one frozen before it, on the same messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from teamtr.theory.verification import chance_so_far, kept_tokens
 from teamtr.types import Floats, Ids
 
 SHIFT_RANKS = 20
-"""Tokens told apart by ``token_shift``."""
+"""How many ranks ``token_shift`` reports one by one."""
 
 
 @torch.no_grad()
 def measure(passes: Passes, reference: Reference, rows: Rows | None = None) -> Divergence:
-    """How far the policy is from the frozen one on these messages, or on all."""
+    """Divergence of the current policy from the frozen one on these messages (all if None)."""
     chosen = np.arange(len(reference.batch)) if rows is None else rows
     kl_N, new_N = _measure(passes, reference, chosen)
     cur_N = packed(reference.logp, chosen).double().cpu().numpy()
@@ -51,7 +51,7 @@ def token_kls(passes: Passes, reference: Reference) -> list[Floats]:
 
 
 def _measure(passes: Passes, reference: Reference, rows: Rows) -> tuple[Floats, Floats]:
-    """Packed KLs and the present log-probabilities, in the order of ``rows``."""
+    """Packed KLs and current log-probabilities, in the order of ``rows``."""
     batch = reference.batch
     own = passes.fitting(lambda: _measure_own(passes, reference, rows))
     sizes_R = 2 * batch.lengths_M[rows]
@@ -62,7 +62,7 @@ def _measure(passes: Passes, reference: Reference, rows: Rows) -> tuple[Floats, 
 
 
 def _measure_own(passes: Passes, reference: Reference, rows: Rows) -> dict[int, Tensor]:
-    """Of each row of this process' shards, token by token: its KL and its log-probability."""
+    """KL and log-probability of each token, for each row of this process's shards."""
     found: dict[int, Tensor] = {}
     parts = passes.own_parts(reference.batch, rows)
     with passes.in_step(len(parts)), passes.over(len(parts)) as work:
@@ -78,7 +78,7 @@ def _measure_own(passes: Passes, reference: Reference, rows: Rows) -> dict[int, 
 
 @torch.no_grad()
 def verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floats) -> Verified:
-    """How much of each message the policy may keep, and what it says instead of the rest's first token."""
+    """How many tokens of each message the current policy may keep, and the token that follows them."""
     own, batch = passes.fitting(lambda: _verify(passes, reference, noise_N, noise_M)), reference.batch
     rows = np.arange(len(batch))
     found = passes.shards.complete(own, batch, rows, np.full(len(batch), 2))
@@ -87,7 +87,8 @@ def verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Float
 
 
 def _verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floats) -> dict[int, Tensor]:
-    """Of each row of this process' shards: how many tokens stay, and the one that follows them."""
+    """For each row of this process's shards: how many tokens are kept, and the token that follows them (-1 if all are
+    kept)."""
     batch, found = reference.batch, {}
     noise = np.split(noise_N, np.cumsum(batch.lengths_M)[:-1])
     parts = passes.own_parts(batch, np.arange(len(batch)))
@@ -102,7 +103,7 @@ def _verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floa
 def _chances(
     passes: Passes, reference: Reference, rows: Rows, noise_M: Floats
 ) -> Iterator[tuple[int, Floats, Floats, Ids]]:
-    """Of each row: p_0 ... p_L, r_0 ... r_(L-1), and the token that would be drawn instead of each."""
+    """For each row: p_0 ... p_L, r_0 ... r_(L-1), and for each token the one that would replace it."""
     part = reference.batch.rows(rows)
     lengths, cuts = part.lengths_M.tolist(), np.cumsum(part.lengths_M)[:-1]
     with passes.policy.computing():
@@ -124,7 +125,7 @@ def _chances(
 
 @torch.no_grad()
 def token_shift(passes: Passes, reference: Reference) -> TokenShift:
-    """How far probabilities moved, by rank of a token under the frozen policy."""
+    """How far probabilities moved, by the token's rank under the frozen policy."""
     batch, shards = reference.batch, passes.shards
     assert len(batch), "begin needs at least one message"
     rows, positions = np.arange(len(batch)), int(batch.lengths_M.sum())
@@ -145,7 +146,7 @@ def token_shift(passes: Passes, reference: Reference) -> TokenShift:
 
 
 def _shift(passes: Passes, reference: Reference, part: Rows) -> Tensor:
-    """The sums of one micro-batch."""
+    """The sums over one micro-batch."""
     with passes.policy.computing():
         new_NH = passes.features(reference.batch.rows(part))
         cur_NH = packed(reference.features, part)
@@ -156,7 +157,8 @@ def _shift(passes: Passes, reference: Reference, part: Rows) -> Tensor:
 
 
 def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
-    """Sums over positions: probability before, after and change of log-probability by rank, then flips; one row."""
+    """Sums over positions, as one vector: probability before, probability after and change of log-probability by rank,
+    then flips."""
     cur_NV, new_NV = logits_cur_NV.log_softmax(-1), logits_new_NV.log_softmax(-1)
     ranks = min(SHIFT_RANKS, cur_NV.shape[-1])
     top_NR, place_NR = cur_NV.topk(ranks, dim=-1)
@@ -170,7 +172,7 @@ def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
 
 
 def _rest(logits_new_NV: Tensor, logits_cur_NV: Tensor, chance_N: Tensor, draw_N: Tensor) -> tuple[Tensor, Tensor]:
-    """What the new policy says too seldom at each position, in all, and a token drawn from it; see
+    """Total of max(0, p_i q - p) over tokens at each position, and a token drawn from it; see
     ``theory.verification``."""
     chance_N1 = chance_N[:, None].to(logits_new_NV.dtype)
     rest_NV = (chance_N1 * logits_new_NV.softmax(-1) - logits_cur_NV.softmax(-1)).clamp(min=0.0)
@@ -178,5 +180,5 @@ def _rest(logits_new_NV: Tensor, logits_cur_NV: Tensor, chance_N: Tensor, draw_N
     below_NV = rest_NV.cumsum(-1)
     wanted_N1 = (draw_N.to(below_NV.dtype) * below_NV[:, -1])[:, None]
     token_N = torch.searchsorted(below_NV, wanted_N1, right=True).squeeze(-1)
-    beyond_N = token_N >= rest_NV.shape[-1]  # rounding: the last sum was not above what was wanted
+    beyond_N = token_N >= rest_NV.shape[-1]  # rounding: the last sum did not exceed the target
     return total_N, torch.where(beyond_N, rest_NV.argmax(-1), token_N)

@@ -1,4 +1,4 @@
-"""Adam whose whole state is named tensors, so that it can be stored as safetensors, hashed and restored to the bit."""
+"""Adam whose whole state is named tensors, so that it can be stored as safetensors, hashed and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOMENTS = ("first", "second")
 
 
 def weight_of(moment: str) -> str:
-    """The name of the parameter that this moment is of."""
+    """The name of the parameter that this moment belongs to."""
     return moment.partition(".")[2]
 
 
 class Adam:
-    """Adam with bias correction: two moments per parameter, and the loss scale of float16."""
+    """Adam with bias correction: two moments per parameter, and the loss scale for float16."""
 
     def __init__(self, betas: tuple[float, float]) -> None:
         self.betas = betas
@@ -57,7 +57,7 @@ class Adam:
             self.loss_scale *= 2
 
     def lower_scale(self, scale: float) -> None:
-        """What a step that overflowed fell back to."""
+        """Sets the scale at which a step succeeded after overflows."""
         self.loss_scale, self._clean_steps = scale, 0
 
     def to(self, device: torch.device) -> None:
@@ -78,7 +78,7 @@ class Adam:
         return {name: moment.clone() for name, moment in self.moments.items()} | self.counters()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """What ``state`` gave; its tensors become the optimizer's own."""
+        """Restores what ``state`` returned; its tensors become the optimizer's own."""
         moments = dict(state)
         self.steps = int(moments.pop("steps"))
         self.loss_scale = float(moments.pop("loss_scale"))

@@ -1,8 +1,8 @@
-"""What a policy must be able to do for the learner and the sampler to drive it.
+"""The interface of a policy, as the learner and the sampler use it.
 
-A policy maps (prompt, prefix of a message) to a vector of features, and a head maps features to logits. The
-split lets the learner keep the features of the policy before an update and compute the exact KL from them in
-chunks, without ever holding a whole logits tensor.
+A policy maps (prompt, prefix of a message) to a vector of features, and a head maps features to logits. This split lets
+the learner keep the features of the policy before an update and compute the exact KL from them in chunks, without ever
+holding a full logits tensor.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ WriteTo = Callable[[Path], None]
 
 
 def write_nothing(folder: Path) -> None:
-    """Where another process writes."""
+    """Writes nothing, for processes that leave writing to another one."""
 
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Recompute = Literal["auto", "always", "never"]
-"""Whether a step computes its layers' activations again on the way back; as ``learner.recompute`` in a team file."""
+"""Whether a step recomputes its layers' activations in the backward pass; ``learner.recompute`` in a team file."""
 CHEAPEST_FIRST: tuple[Precision, ...] = ("fp16", "tf32", "fp32")
-"""What ``precision: auto`` tries on a GPU; the first whose noise is small enough is taken."""
+"""Precisions that ``precision: auto`` tries on a GPU; the first one whose noise is small enough is used."""
 
 
 class Policy(ABC):
@@ -53,19 +53,19 @@ class Policy(ABC):
     device: torch.device
 
     base_version: str = ""
-    """A hash of what the policy needs and does not train (the frozen base of an adapter); empty when nothing."""
+    """A hash of what the policy uses but does not train (the frozen base of an adapter); empty if there is nothing."""
 
     config_version: str = ""
-    """A hash of what is computed besides the weights: the model's configuration."""
+    """A hash of the model's configuration, which determines what is computed besides the weights."""
 
     precision: str
     """The arithmetic of ``features``: fp64, fp32, tf32, fp16 or bf16. May be changed between calls."""
 
     keep: Keep | None = None
-    """Told what sampling computed of each message; None: nobody asks for it."""
+    """Called with the features that sampling computed of each message; None if they are not needed."""
 
     def keep_features(self, keep: Keep | None) -> None:
-        """Tell this one from now on; raises UserError where sampling computes nothing that scoring could use."""
+        """Sets ``keep``; raises UserError if sampling computes nothing that scoring could use."""
         if keep is not None:
             raise UserError(f"learner.score: sampler is for transformers, and {type(self).__name__} is none: set own")
 
@@ -76,47 +76,48 @@ class Policy(ABC):
 
     @property
     def samples_from_a_copy(self) -> bool:
-        """Whether messages are sampled from other tensors than those that are trained."""
+        """Whether messages are sampled from a copy of the weights instead of the tensors that are trained."""
         return False
 
     @property
     def end_to_end(self) -> bool:
-        """Whether rows that are passed together stand end to end, so that what they take goes by their tokens; else
-        each takes as much as the longest beside it."""
+        """Whether rows that are passed together are packed end to end, so that memory depends on their tokens.
+        Otherwise each row takes as much as the longest one."""
         return False
 
     @property
     def positions(self) -> int | None:
-        """Most tokens of a prompt and its message; None without a limit."""
+        """Most tokens of a prompt and its message together; None without a limit."""
         return None
 
     def take_up(self, version: str) -> None:  # noqa: B027 (nothing to do without a copy)
-        """Fill that copy with the present weights, of this version."""
+        """Fills the sampling copy with the current weights, which have this version."""
 
     @property
     def batch(self) -> str:
-        """The same for policies whose rows are computed in one batch; empty where each has batches of its own."""
+        """Identifies the batch that rows are computed in: equal for policies that share one, empty for a policy that
+        has batches of its own."""
         return ""
 
     def paged(self, version: str, drawing: TokenSampler) -> Paged | None:
-        """Where rows of this policy can join a running batch; None where it is sampled a batch at a time. ``version``
-        names the present weights."""
+        """The paged sampler whose running batch rows of this policy can join; None if it is sampled one batch at a
+        time. ``version`` names the current weights."""
         return None
 
     def require_room(self, tokens: int) -> None:  # noqa: B027 (there may be no limit)
-        """Raise UserError where a prompt and its message may not have so many tokens."""
+        """Raises UserError if a prompt and its message may not have this many tokens."""
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters, by a stable name."""
+        """The trainable parameters, by stable names."""
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        """A copy of them, off the card: what a KL to the policy as it is now needs later."""
+        """A copy of the trainable parameters in host memory, for a later KL to the current policy."""
         return {name: own(tensor).detach().to("cpu", copy=True) for name, tensor in self.parameters().items()}
 
     @property
     def model_parameters(self) -> int:
-        """How many its model has, adapters left out."""
+        """The number of parameters of its model, without adapters."""
         return sum(parameter.numel() for parameter in self.parameters().values())
 
     @abstractmethod
@@ -124,32 +125,34 @@ class Policy(ABC):
         """Features at the position that predicts each message token, packed in message order: [N, H]."""
 
     def computing(self) -> AbstractContextManager[None]:
-        """Around a forward and its backward pass: whatever the backward pass computes again is computed alike."""
+        """Context of a forward pass and its backward pass, so that whatever the backward pass recomputes is computed
+        alike."""
         return nullcontext()
 
     recomputes: bool = False
-    """Whether fewer activations are kept, and computed again when needed."""
+    """Whether fewer activations are kept, and recomputed when needed."""
 
     @property
     def can_recompute(self) -> bool:
         return False
 
     def recompute_activations(self) -> bool:
-        """From now on keep fewer activations and compute them again when needed; False when that is not possible
-        or already so."""
+        """Keeps fewer activations from now on and recomputes them when needed; returns False if that is not possible or
+        already so."""
         return False
 
     @abstractmethod
     def head(self) -> Head:
-        """Features [N, H] to float32 (or better) logits [N, V] of the tempered policy, at present weights."""
+        """Maps features [N, H] to float32 (or better) logits [N, V] of the tempered policy, with the current
+        weights."""
 
     @abstractmethod
     def frozen_head(self) -> Head:
-        """The head as it is now, unaffected by later updates."""
+        """The head with the current weights, unaffected by later updates."""
 
     @abstractmethod
     def value_head(self) -> ValueHead:
-        """A new head that maps positions to values instead of logits, for a critic."""
+        """A new head for a critic, which maps positions to values instead of logits."""
 
     @abstractmethod
     def sample(
@@ -162,14 +165,15 @@ class Policy(ABC):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """One message per prompt; ``noise_BT``, ``heard`` and ``follow`` as in ``ports.Sampler``. ``version`` names the
-        present weights, so that what was computed under them before may be used again; empty: nothing may."""
+        """One message per prompt; ``noise_BT``, ``heard`` and ``follow`` are as in ``ports.Sampler``. ``version`` names
+        the current weights, so that what was computed with them before can be reused; if empty, nothing is."""
 
     @abstractmethod
     def to_write(self, *, write: bool = True) -> WriteTo:
-        """What writes the present weights into a folder: it holds all that it takes off the card, and may be called
-        from another thread while messages are sampled, as long as nobody changes the weights. Without ``write``, only
-        give the one that writes what this process holds of them; then what is returned writes nothing."""
+        """Returns a function that writes the current weights into a folder. It holds copies of everything that is on
+        the GPU, and another thread may call it while messages are sampled, as long as the weights do not change.
+        Without ``write``, this process only contributes its parts to the one that writes, and the function writes
+        nothing."""
 
     def save_weights(self, folder: Path) -> None:
         self.to_write()(folder)

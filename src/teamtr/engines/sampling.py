@@ -1,4 +1,4 @@
-"""Drawing a token from logits with a given random number."""
+"""Draws a token from logits with a given random number."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from teamtr.answers import Decoding
 
 
 def keep_likely(logits_BV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Logits with all but the ``top_k`` most likely tokens (0: all), and of those all but the smallest set that holds
-    ``top_p`` of the probability, at minus infinity. Equally likely tokens count in the order of their ids."""
+    """Sets logits to minus infinity except for the ``top_k`` most likely tokens (0: all), and of those the smallest set
+    that holds ``top_p`` of the probability. Equally likely tokens count in the order of their ids."""
     if top_p >= 1.0 and not 0 < top_k < logits_BV.shape[-1]:
         return logits_BV
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
@@ -28,10 +28,10 @@ def keep_likely(logits_BV: Tensor, top_p: float, top_k: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """How a token is drawn from logits: calling it gives the token at which each row's cumulative distribution passes
-    its number in ``uniform_B`` (float64), and the log-probability under the distribution really drawn from.
+    """How a token is drawn from logits. A call returns the token at which each row's cumulative distribution passes its
+    number in ``uniform_B`` (float64), and the log-probability under the distribution actually sampled from.
 
-    ``temperature`` is relative to the logits given; 0 takes the most likely token (log-probability 0).
+    ``temperature`` is relative to the given logits; 0 takes the most likely token (log-probability 0).
     """
 
     temperature: float = 1.0
@@ -40,14 +40,14 @@ class TokenSampler:
 
     @classmethod
     def of(cls, decoding: Decoding, trained_at: float) -> Self:
-        """``trained_at``: the agent's training temperature."""
+        """``trained_at``: the agent's training temperature, used unless the decoding sets one."""
         warmth = trained_at if decoding.temperature is None else decoding.temperature
         return cls(warmth, decoding.top_p, decoding.top_k)
 
     def __call__(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         if self.temperature == 0.0:
             best = logits_BV.max(-1)
-            return best.indices, (best.values - best.values).float()  # 0, or nan where nothing is the most likely
+            return best.indices, (best.values - best.values).float()  # 0, or NaN if the largest logit is not finite
         if logits_BV.device.type == "cuda" and self.everything:
             from teamtr.engines.paged.kernels import draw_token
 
@@ -57,7 +57,7 @@ class TokenSampler:
 
     @property
     def everything(self) -> bool:
-        """Whether no token is left out."""
+        """Whether every token can be drawn (no top-p, no top-k)."""
         return self.top_p >= 1.0 and self.top_k == 0
 
 
@@ -65,12 +65,13 @@ PLAINLY = TokenSampler()
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens by inverting the cumulative distribution, and their log-probabilities; masses are added in float64."""
+    """Draws tokens by inverting the cumulative distribution, which is summed in float64, and returns their
+    log-probabilities."""
     logp_BV = torch.log_softmax(logits_BV, dim=-1)
     mass_BV = logp_BV.double().exp()
     upto_BV = mass_BV.cumsum(-1)
     target_B1 = (uniform_B.to(upto_BV) * upto_BV[:, -1])[:, None]
-    # The first token whose cumulated mass exceeds the target; it has mass of its own, or it would not exceed.
+    # The first token whose cumulative mass exceeds the target; its own mass is positive, or it would not be the first.
     ids_B = torch.searchsorted(upto_BV, target_B1, right=True).squeeze(-1)
     last_B = mass_BV.shape[-1] - 1 - mass_BV.flip(-1).gt(0).to(torch.int8).argmax(-1)
     ids_B = torch.minimum(ids_B, last_B)

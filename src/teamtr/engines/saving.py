@@ -1,5 +1,7 @@
-"""What is stored of a learner, taken at one moment and written at another; and refusals of the operating system while
-models are written, as the OSError that every other writer raises."""
+"""The stored state of a learner: captured at one moment, written at another.
+
+Errors of the operating system while models are written are raised as the OSError that every other writer raises.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ from teamtr.engines.hashing import hash_tensors
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 CRITIC_FILE = "critic.safetensors"
-"""Where a checkpoint holds an agent's critic, beside its weights and its optimizer."""
+"""The file of an agent's critic in a checkpoint, beside its weights and its optimizer."""
 
 _NUMBER = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
-"""How libraries written in Rust (safetensors, tokenizers) spell the operating system's error in a text."""
+"""How libraries written in Rust (safetensors, tokenizers) spell an operating system's error number in a message."""
 
 
 @dataclass(frozen=True)
 class LearnerFiles:
-    """A learner that changes nothing of itself until this is written; all of it is in the host's memory, where another
-    thread can read it. ``version`` is of the weights, which ``write_weights`` writes. ``critic``: None without one."""
+    """A learner's state, all in host memory, where another thread can read it; the learner must not change before it is
+    written. ``version`` is that of the weights, which ``write_weights`` writes. ``critic``: None without one."""
 
     version: str
     write_weights: Callable[[Path], None]
@@ -54,7 +56,7 @@ class LearnerFiles:
 
 
 def fingerprint_of(version: str, moments: str, counters: Mapping[str, Tensor], critic: str | None) -> str:
-    """A hash of everything that is stored of a learner, from the hashes of its parts."""
+    """A hash of a learner's stored state, from the hashes of its parts."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(version.encode())
     digest.update(moments.encode())
@@ -65,7 +67,7 @@ def fingerprint_of(version: str, moments: str, counters: Mapping[str, Tensor], c
 
 
 def files_of(save: Callable[[str], object]) -> dict[str, bytes]:
-    """What ``save`` writes into a folder, by relative names."""
+    """The files that ``save`` writes into a folder, by relative name."""
     with raising_os_errors(), tempfile.TemporaryDirectory() as made:
         save(made)
         files = [path for path in sorted(Path(made).rglob("*")) if path.is_file()]
@@ -80,7 +82,8 @@ def put_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 @contextmanager
 def raising_os_errors() -> Iterator[None]:
-    """A full disk inside safetensors or tokenizers is an OSError with its number; whoever owns the file explains it."""
+    """Converts a full disk and other system errors inside safetensors or tokenizers to an OSError with its number,
+    which the owner of the file explains."""
     try:
         yield
     except OSError:

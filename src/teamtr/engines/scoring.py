@@ -1,4 +1,5 @@
-"""Token log-probability and exact KL of one position from two rows of logits: what every update reads most."""
+"""Token log-probability and exact KL at each position from two rows of logits: the largest arrays that an update
+reads."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def _of_tokens(logp_NV: Tensor, ids_N: Tensor) -> Tensor:
 def score_tokens(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> tuple[Tensor, Tensor]:
     """(log new(token), KL(cur || new)) at each position; differentiable in the new logits.
 
-    On a GPU one fused kernel reads both logits twice and keeps nothing of their size but themselves. It adds in
-    float32, so float64 takes the plain way.
+    On a GPU one fused kernel reads both logits twice and keeps nothing else of their size. It sums in float32, so
+    float64 takes the plain path.
     """
     if logits_new_NV.device.type == "cuda" and logits_new_NV.dtype != torch.float64:
         from teamtr.engines.torch.scoring import fused_score
@@ -46,8 +47,8 @@ def score_features(
     *,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``score_tokens`` of what two heads make of features; differentiable in the new ones. ``keep``: logits are kept
-    for the gradient, else they are computed again for it."""
+    """``score_tokens`` of the logits that two heads compute from features; differentiable in the new features.
+    ``keep``: keep logits for the backward pass instead of recomputing them."""
     if scores_in_half(head) and scores_in_half(frozen):
         from teamtr.engines.torch.scoring import fused_features
 
@@ -65,5 +66,5 @@ def score_features(
 
 
 def scores_in_half(head: Callable[[Tensor], Tensor]) -> TypeGuard[OutputLayer]:
-    """Whether its scores are fused, which takes less memory (``OutputLayer``)."""
+    """Whether the head's scores are computed by the fused path (``OutputLayer``), which takes less memory."""
     return bool(getattr(head, "scores_in_half", False))

@@ -1,7 +1,8 @@
-"""Tensors that several processes hold in parts: the rows that are here, and all of them together.
+"""Tensors that are partitioned across processes: the local rows, and the whole tensor.
 
-FSDP2 spreads the rows of a layer's weights over the ranks; such a weight is a ``DTensor``. Whatever is not spread is
-here as a whole, and every function takes it as it is. What makes something whole is asked for by all ranks together.
+FSDP2 partitions the rows of a layer's weights across the ranks; such a weight is a ``DTensor``. Other tensors are whole
+in every process, and every function accepts them as they are. Functions that assemble a whole tensor are collective:
+all ranks must call them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def is_spread(tensor: Tensor) -> bool:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """What of it is in this process; writing there writes to the tensor."""
+    """The part of the tensor in this process; writing to it writes to the tensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
@@ -31,7 +32,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own_rows(like: Tensor) -> slice | None:
-    """The rows of it that are in this process; None where it is here as a whole."""
+    """The rows of the tensor that are in this process; None if it is whole."""
     if not isinstance(like, DTensor):
         return None
     bounds, rank = _bounds(like), like.device_mesh.get_local_rank()
@@ -39,14 +40,14 @@ def own_rows(like: Tensor) -> slice | None:
 
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
-    """Of a whole tensor, the rows that this process holds of one like it."""
+    """The rows of a whole tensor that this process holds of one like ``like``."""
     rows = own_rows(like)
     return tensor if rows is None else tensor[rows]
 
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Within, the weights of this module are whole: for asking it something outside of a pass through the model."""
+    """Context in which the weights of this module are whole, for calling it outside of a pass through the model."""
     held = [(part, name, p) for part in module.modules() for name, p in part._parameters.items()]
     spread = [(part, name, p) for part, name, p in held if p is not None and is_spread(p)]
     for part, name, parameter in spread:
@@ -59,7 +60,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor, of which every process holds the rows that it holds of this one."""
+    """The whole tensor, where every process holds the rows that it holds of ``like``."""
     if not isinstance(like, DTensor):
         return part
     held = DTensor.from_local(
@@ -69,21 +70,22 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
 
 
 def first_element(like: Tensor) -> int:
-    """The place in the whole tensor of the first element that is here."""
+    """The place in the whole tensor of the first element in this process."""
     if not isinstance(like, DTensor):
         return 0
     return _bounds(like)[like.device_mesh.get_local_rank()] * _width(like)
 
 
 def summed(numbers: Tensor) -> Tensor:
-    """Integers of all processes, added modulo 2^64."""
+    """Sums integers over all processes, modulo 2^64."""
     total = numbers.cpu()
     dist.all_reduce(total)
     return total
 
 
 def square_sum(tensors: Sequence[Tensor]) -> float:
-    """Of all elements of spread tensors, in an order that does not depend on the number of processes: rows first."""
+    """The sum of squares of all elements of partitioned tensors, rows first: an order that does not depend on the
+    number of processes."""
     spread = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     if not spread:
         return 0.0
@@ -98,12 +100,13 @@ def square_sum(tensors: Sequence[Tensor]) -> float:
 
 
 def _width(tensor: Tensor) -> int:
-    """Elements of a row."""
+    """Elements per row."""
     return int(np.prod(tensor.shape[1:], dtype=np.int64))
 
 
 def _bounds(tensor: DTensor) -> list[int]:
-    """Where each process' rows begin, and the end: all have as many, the last ones fewer or none."""
+    """The first row of each process, and the end. All have the same number of rows, except that the last ones have
+    fewer or none."""
     world = tensor.device_mesh.size()
     each = -(-tensor.shape[0] // world)
     return [min(rank * each, tensor.shape[0]) for rank in range(world + 1)]

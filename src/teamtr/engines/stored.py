@@ -1,6 +1,6 @@
-"""Tensors in safetensors files, read where they are needed: all of one, or the rows that this process holds of it.
+"""Reads tensors from safetensors files: whole, or only the rows that this process holds.
 
-Files are mapped into memory, so that what nobody asks for is never read.
+Files are memory-mapped, so that nothing is read that is not requested.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from teamtr.engines.slices import own, own_rows
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is: the file, and its name there."""
+    """Where a tensor is stored: the file, and its name there."""
 
     file: Path
     key: str
 
 
 def tensors_in(files: Iterable[Path]) -> dict[str, StoredTensor]:
-    """All tensors of these files, by their headers."""
+    """All tensors of these files, from their headers."""
     found = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
@@ -36,7 +36,7 @@ def tensors_in(files: Iterable[Path]) -> dict[str, StoredTensor]:
 
 
 class Reader:
-    """Reads tensors of several files, each of which is opened once. ``read_bytes``: how much of them was asked for."""
+    """Reads tensors of several files, each of which is opened once. ``read_bytes``: how many bytes were requested."""
 
     def __init__(self) -> None:
         self.read_bytes = 0
@@ -54,7 +54,7 @@ class Reader:
         return self._counted(self._file(stored).get_tensor(stored.key))
 
     def part(self, stored: StoredTensor, like: Tensor) -> Tensor:
-        """The rows that this process holds of a tensor like that one."""
+        """The rows of a stored tensor that this process holds of ``like``."""
         rows = own_rows(like)
         if rows is None:
             return self.whole(stored)
@@ -65,7 +65,7 @@ class Reader:
 
     @torch.no_grad()
     def into(self, target: Tensor, stored: StoredTensor) -> None:
-        """Fill what this process holds of the target, in its dtype and on its device."""
+        """Fills the part of the target that is in this process, in its dtype and on its device."""
         own(target).copy_(self.part(stored, target))
 
     def _file(self, stored: StoredTensor) -> Any:
@@ -79,7 +79,8 @@ class Reader:
 
 
 def load_parts(file: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a file, copied out of it: of those with a name in ``like`` the rows that are held of that one."""
+    """All tensors of a file, copied out of it; of those with a name in ``like``, only the rows that this process holds
+    of that tensor."""
     with Reader() as reader:
         return {
             name: (reader.part(stored, like[name]) if name in like else reader.whole(stored)).clone()

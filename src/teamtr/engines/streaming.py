@@ -1,8 +1,8 @@
-"""A stream over the models of one process: rows of agents that share a paged sampler go into its running batch, the
-others wait for a batch of their agent's.
+"""A stream over the models of one process: agents that share a paged sampler join its running batch, the others are
+sampled batch by batch.
 
-A message whose log-probabilities are not finite is told to nobody. What runs beside it ends, nothing joins any more,
-and then the row is sampled again in the other precision, as ``Policy.sample`` would.
+A message with log-probabilities that are not finite is not reported. Rows that are running finish, no new ones join,
+and then the row is sampled again in the fallback precision, as in ``Policy.sample``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from teamtr.types import Ids
 
 
 class Models(Batches, Protocol):
-    """Whoever samples batches, and knows its weights."""
+    """A sampler of batches that also has the versions of its weights."""
 
     def version(self, agent: str) -> str: ...
 
@@ -59,7 +59,7 @@ class Streaming:
                 self._from_pages(paged.server, rows)
 
     def _tell(self, ended: Sequence[Ended]) -> list[int]:
-        """Tell what is whole; the rows that are wanted next."""
+        """Reports finished messages; returns the rows that are wanted next."""
         for one in ended:
             del self._open[one.row]
         given = self.wants(ended)
@@ -91,7 +91,7 @@ class Streaming:
         self.policies[one.agent].require_room(len(one.prompt) + len(one.noise_T))
         return Job(paged.speaker, one.prompt, one.noise_T)
 
-    # -- and how ----------------------------------------------------------------------------------------------
+    # -- how rows are sampled ---------------------------------------------------------------------------------
 
     def _in_a_batch(self, rows: Sequence[int]) -> None:
         self._tell(sample_batch(self.engine, {row: self._open[row] for row in rows}, self.heard, self.follow))

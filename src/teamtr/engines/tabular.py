@@ -1,8 +1,7 @@
 """A language model that is a table: one row of logits per (hashed) prefix. Exact, small, float64.
 
-A prefix is the prompt's ids followed by the message so far, whatever part of it is prompt; its hash picks a row. Two
-prefixes that fall on one row share their logits, which makes another policy, not a wrong one: every probability stays
-exact.
+A prefix is the prompt's ids followed by the message so far, wherever the prompt ends; its hash picks a row. Prefixes
+that share a row share their logits. That gives a different policy, not a wrong one: every probability stays exact.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ UNLIKELY = 12.0
 
 
 class TabularPolicy(Policy):
-    """``rows`` x ``vocabulary`` logits; ``spread`` is the deviation of the initial logits, and tokens that are not
-    ``favoured`` start e^12 times less likely."""
+    """A table of ``rows`` x ``vocabulary`` logits. ``spread`` is the standard deviation of the initial logits; tokens
+    that are not ``favoured`` start e^12 times less likely."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Arrays on their way to a device, and tensors on their way back."""
+"""Copies arrays to a device, and tensors back to host memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 
 def send(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array as a tensor on the device; a GPU is not waited for, so that the next work can be prepared meanwhile."""
+    """An array as a tensor on the device. The copy to a GPU is asynchronous, so that the next work can be prepared
+    meanwhile."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def off_the_card(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in the host's memory: those on a card are copied, each once under however many names, so that
-    weights that are tied stay so."""
+    """The same tensors in host memory. Those on a GPU are copied once each, even under several names, so that tied
+    weights stay tied."""
     copies: dict[tuple[Any, ...], Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:

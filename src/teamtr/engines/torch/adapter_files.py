@@ -1,4 +1,4 @@
-"""An adapter in a folder, as PEFT and our exports write it: looked at before anything is read into a model."""
+"""Checks an adapter in a folder, as PEFT and our exports write it, before anything is read into a model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from teamtr.engines.torch.model_files import ADAPTER, ModelError, named
 WEIGHTS = "adapter_model.safetensors"
 _PLAIN = {"peft_type": ("LORA",), "bias": ("none", None)}
 _UNUSED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
-"""Settings of PEFT that change what an adapter computes, and that TeamTR's adapters do not have."""
+"""PEFT settings that change what an adapter computes and that TeamTR's adapters do not have."""
 
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """What the team file says of an adapter that is to start from a folder."""
+    """What the team file says of an adapter that starts from a folder."""
 
     rank: int
     alpha: float
@@ -65,7 +65,7 @@ def require_adapter(folder: Path, shape: AdapterShape) -> None:
 
 def require_tensors(folder: Path, wanted: Mapping[str, torch.Size], stored_as: Mapping[str, str]) -> None:
     """Raises ModelError unless the adapter's file has these tensors, each of this shape and finite, and no others.
-    ``stored_as``: what each is called in the file."""
+    ``stored_as``: the name of each tensor in the file."""
     told = f"lora.start {str(folder)!r}"
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as stored:

@@ -1,7 +1,7 @@
-"""What attention modules do around attention: norms over a head, rotation, a last product.
+"""Recognizes attention modules with a known structure: norms over a head, rotation, attention, output projection.
 
-Whether a module is one that we know is decided by what it computes, not by its name: ``inspect_attention`` lets the
-model run over a few tokens and compares what attention was given and what became of its answer.
+A module is recognized by what it computes, not by its name: ``inspect_attention`` runs the model over a few tokens and
+compares what attention received and what was made of its output.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from teamtr.engines.torch.rotation import Rotation
 
 PRODUCTS = ("q_proj", "k_proj", "v_proj")
 LARGE = 200.0
-"""Queries, keys and values this much larger than weights make them: whoever clips them is found out."""
+"""Factor on the outputs of the projections during inspection, so that modules that clip queries, keys or values are
+detected."""
 AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-"""Of the largest element: half precision rounds each step of a norm and a rotation, ours once."""
+"""Tolerance relative to the largest element: half precision rounds each step of a norm and a rotation, ours rounds
+once."""
 KNOWN = {"self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"}
-"""What a forward may be given. One that asks for more, such as positions, may do with it what few tokens do not
+"""Parameters that a forward may have. One with others, such as positions, may use them in ways that a few tokens do not
 show."""
 
 
 @dataclass
 class Anatomy:
-    """An attention module that norms (or not) and rotates its queries and keys, attends, and has a last product."""
+    """An attention module with optional norms of its queries and keys, rotation, attention and an output projection."""
 
     module: Any
     heads: int
     kv_heads: int
     dim: int
     norms: tuple[Any, ...]
-    """Of query and key, or none."""
+    """Norms of query and key, or none."""
     scale: float = 0.0
     window: int | None = None
 
     @staticmethod
     def of(module: Any) -> Anatomy | None:
-        """None where the shapes alone tell that it is another kind of attention."""
+        """None if attributes, signature or shapes already show that it is another kind of attention."""
         config, dim = getattr(module, "config", None), getattr(module, "head_dim", None)
         if config is None or not isinstance(dim, int) or dim % 2:
             return None
@@ -78,7 +80,8 @@ class Anatomy:
         return int(self.module.layer_idx)
 
     def agrees(self, seen: _Seen, listening: Listening) -> bool:
-        """Whether we give attention the same queries, keys and values, and do the same with its answer."""
+        """Whether our computation gives attention the same queries, keys and values, and makes the same of its
+        output."""
         angles, hidden = seen.given.get("position_embeddings"), seen.given.get("hidden_states")
         heard = listening.heard.get(self.layer)
         if heard is None or not isinstance(hidden, Tensor) or not isinstance(angles, tuple) or len(angles) != 2:
@@ -100,9 +103,9 @@ class Anatomy:
 
 @torch.no_grad()
 def inspect_attention(model: Any) -> dict[nn.Module, Anatomy]:
-    """The attention modules that are as we know them. Norms get other weights meanwhile, which tell them apart.
+    """The attention modules with the known structure. During inspection norms get other weights, which tell them apart.
 
-    Raises ``Mixing`` where the model has no attention, or one of its own, in some layer.
+    Raises ``Mixing`` if some layer has no attention, or one that does not use the attention interface.
     """
     found = {module: one for module in model.modules() if (one := Anatomy.of(module)) is not None}
     norms = [norm for one in found.values() for norm in one.norms]
@@ -126,7 +129,7 @@ def inspect_attention(model: Any) -> dict[nn.Module, Anatomy]:
 
 @dataclass
 class _Seen:
-    """What an attention module was given, what its products were asked and said, and what it returned."""
+    """What an attention module was given, the inputs and outputs of its projections, and what it returned."""
 
     given: dict[str, Any] = field(default_factory=dict)
     products: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)

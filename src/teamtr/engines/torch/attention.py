@@ -1,8 +1,9 @@
-"""Attention for packed sequences, registered with transformers, so that any architecture that uses its attention
-interface computes without padding and without repeated key and value heads.
+"""Attention for packed sequences, registered with transformers.
 
-A model switched to ``teamtr`` (``attending``) gets tokens of many sequences end to end in one row. Who may look at
-whom is not a mask but a *layout*: ``Packed`` for training and scoring, ``Paged`` (``serving.server``) for sampling.
+Any architecture that uses transformers' attention interface then computes without padding and, except for long float32
+rows on a GPU, without repeated key and value heads. Inside ``attending``, a model gets the tokens of many sequences end
+to end in one row. Which tokens attend to which is not given by a mask but by a *layout*: ``Packed`` for training and
+scoring, those of ``paged.layout`` for sampling.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from teamtr.errors import first_line
 
 NAME = "teamtr"
 LONG = 1024
-"""Tokens of a row from which on memory that grows with the square of its length is too much."""
+"""Tokens of a row above which memory that is quadratic in its length is too much."""
 
 
 class Unsupported(Exception):
-    """This architecture asks of attention what we do not compute; says what."""
+    """The architecture needs attention that we do not compute; the message says what."""
 
 
 class Mixing(Unsupported):
-    """Tokens meet elsewhere than in attention, or in an attention that does not ask us."""
+    """Tokens interact outside of attention, or in an attention that does not use the attention interface."""
 
 
 class AttentionShape(NamedTuple):
-    """The numbers that decide how much attention reads and keeps."""
+    """The sizes that determine how much attention reads and keeps."""
 
     heads: int
     kv_heads: int
@@ -48,24 +49,24 @@ class AttentionShape(NamedTuple):
 
     @staticmethod
     def of(config: Any) -> AttentionShape:
-        """From the config of a decoder, where what is left out follows from the rest. Raises ``Unsupported`` where
-        layers differ."""
+        """From a decoder's config, where missing values follow from the others. Raises ``Unsupported`` if layers
+        differ."""
         try:
             heads = getattr(config, "num_attention_heads", None) or 0  # some have no attention at all
             kv_heads = getattr(config, "num_key_value_heads", None) or heads
             dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-        except RuntimeError as error:  # transformers' way to say that it depends on the layer
+        except RuntimeError as error:  # transformers raises it where the value depends on the layer
             raise Unsupported("heads that differ from layer to layer") from error
         return AttentionShape(heads, kv_heads, dim, config.num_hidden_layers)
 
 
 def text_config(model: Any) -> Any:
-    """Of what writes: a model that sees images as well has a config for each."""
+    """The config of the text decoder: a model that also reads images has one for each."""
     return model.get_decoder().config
 
 
 class Layout(Protocol):
-    """Who looks at whom."""
+    """Which tokens attend to which."""
 
     @property
     def longest(self) -> int:
@@ -73,13 +74,13 @@ class Layout(Protocol):
         ...
 
     def use_probes(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """[N, H, D], [N, K, D], [N, K, D] of packed tokens to [N, H, D]."""
+        """Attention over packed tokens: [N, H, D], [N, K, D], [N, K, D] to [N, H, D]."""
         ...
 
 
 @dataclass
 class Listening:
-    """A layout that notes what every layer gives to attention, and answers each token with its own query."""
+    """A layout that records what every layer passes to attention and returns each token's own query."""
 
     heard: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
@@ -101,7 +102,7 @@ _current: Layout | None = None
 
 @contextmanager
 def attending(model: Any, layout: Layout) -> Iterator[None]:
-    """Within, the model attends as the layout says."""
+    """Context in which the model attends as the layout says."""
     global _current
     register()
     config = text_config(model)
@@ -116,12 +117,13 @@ def attending(model: Any, layout: Layout) -> Iterator[None]:
 TRIED = 5
 FIRST_POSITION = 7
 APART = 1e-3
-"""Of the largest element: what tokens may differ by that are computed in company and alone, in float32."""
+"""Largest difference, relative to the largest element, between tokens computed together and alone, in float32."""
 
 
 @torch.no_grad()
 def listen(model: Any) -> tuple[Listening, Tensor]:
-    """Let the model compute a few tokens; what its layers gave to attention, and the last hidden states [N, H]."""
+    """Runs the model over a few tokens; returns what its layers passed to attention, and the last hidden states
+    [N, H]."""
     listening = Listening()
     hidden = _hidden(model, slice(None), listening)
     if listening.times != Counter(range(text_config(model).num_hidden_layers)):
@@ -131,9 +133,8 @@ def listen(model: Any) -> tuple[Listening, Tensor]:
 
 @torch.no_grad()
 def require_attention_alone(model: Any) -> Listening:
-    """Raise ``Mixing`` where tokens meet elsewhere than in attention: state spaces, convolutions, linear attention.
-    Rows that stand end to end, and pages, would be computed wrongly there, and nothing else would say so. Returns what
-    layers gave to attention."""
+    """Raises ``Mixing`` if tokens interact outside of attention: state spaces, convolutions, linear attention. Packed
+    rows and KV blocks would then be computed wrongly without any error. Returns what layers passed to attention."""
     listening, together = listen(model)
     apart = torch.cat([_hidden(model, slice(k, k + 1), Listening()) for k in range(TRIED)])
     if not (together - apart).abs().max() <= APART * together.abs().max():
@@ -142,8 +143,7 @@ def require_attention_alone(model: Any) -> Listening:
 
 
 def require_even_heads(listening: Listening, model: Any) -> None:
-    """Raise ``Unsupported`` where heads differ from layer to layer, or from what the config tells: pages are of one
-    shape."""
+    """Raises ``Unsupported`` if heads differ from layer to layer or from the config: KV blocks have one shape."""
     shape = AttentionShape.of(text_config(model))
     for query, key, _ in listening.heard.values():
         if query.shape[1:] != (shape.heads, shape.dim) or key.shape[1:] != (shape.kv_heads, shape.dim):
@@ -160,7 +160,7 @@ def _hidden(model: Any, which: slice, layout: Listening) -> Tensor:
             hidden: Tensor = found.last_hidden_state
     except (Unsupported, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever its own attention makes of ours
+    except Exception as error:  # anything that the model's own attention raises
         raise Mixing(f"an attention of its own ({type(error).__name__}: {first_line(error)})") from error
     return hidden[0].float()
 
@@ -182,7 +182,7 @@ def _interface(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
+    """The function that transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
     require_plain(attention_mask, dropout, options)
     if isinstance(_current, Listening):
         _current.windows[module.layer_idx] = options.get("sliding_window")
@@ -205,7 +205,7 @@ def require_plain(attention_mask: Tensor | None, dropout: float, options: dict[s
 
 
 def packed_now() -> Packed | None:
-    """The layout of the packed batch that is being computed, if one is."""
+    """The layout of the packed batch that is being computed, or None."""
     return _current if isinstance(_current, Packed) else None
 
 
@@ -219,8 +219,9 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layer: int, scal
 
 @torch.library.custom_op("teamtr::paged_attention", mutates_args=())
 def _paged(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-    """Opaque to the compiler: pages and tables are looked up in the layout, not passed, so that no compiled graph
-    copies a pool that it must write to. Layers depend on each other through the hidden states, which keeps order."""
+    """Opaque to the compiler: KV blocks and tables are looked up in the layout, not passed, so that no compiled graph
+    copies a pool that it must write to. Layers depend on each other through the hidden states, which keeps their
+    order."""
     assert _current is not None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return _current.use_probes(q, k, v, layer, scale)[None]
@@ -244,7 +245,8 @@ def rotated_attention(
     heads: int,
     kv_heads: int,
 ) -> Tensor:
-    """The same from the joined product of query, key and value, [1, N, (H + 2 K) D], before norm and rotation."""
+    """``packed_attention`` for the joined product of query, key and value, [1, N, (H + 2 K) D], before norm and
+    rotation."""
     assert _current is not None
     parts = product[0].unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], 1)
     rotation = Rotation(cos[0], sin[0], query_weight, key_weight, epsilon)
@@ -272,16 +274,17 @@ def _(
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows of a packing, each causal within itself. Attention alone sees whole rows; all else sees each token once."""
+    """Rows of a packing, each causal within itself. Attention alone sees whole rows; everything else sees each token
+    once."""
 
     lengths: tuple[int, ...]
     starts: Tensor
     """int32 [rows + 1], cumulative lengths."""
     spread: Spread | None
-    """Tokens to rows. None: they stand as rows already."""
+    """Spreads tokens to rows; None if they are in rows already."""
     end_to_end: bool
-    """Rows follow each other without padding; else each is padded to the longest, on the right, where causality alone
-    hides it."""
+    """Rows follow each other without padding. Otherwise each is padded to the longest on the right, where causality
+    alone masks the padding."""
 
     @cached_property
     def longest(self) -> int:
@@ -290,7 +293,7 @@ class Packed:
     @staticmethod
     def of(packing: Packing, device: torch.device, dtype: torch.dtype) -> Packed:
         end_to_end = goes_end_to_end(device, dtype)
-        # As they are packed: then rows that share nothing need not be spread at all.
+        # In packing order, so that rows without a common prefix need not be spread at all.
         leaves = sorted(packing.leaves, key=lambda row: row[-1]) if end_to_end else packing.leaves
         lengths = tuple(map(len, leaves))
         starts = send(np.cumsum([0, *lengths]).astype(np.int32), device)
@@ -305,7 +308,7 @@ class Packed:
         return Packed(lengths, starts, spread, end_to_end)
 
     def use_probes(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        # Positions are rotated in float32; values have the dtype that the layers compute in.
+        # Queries and keys were rotated in float32; values have the dtype that the layers compute in.
         dtype = value.dtype
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
@@ -333,9 +336,9 @@ class Packed:
 
 
 def _needs_own_keys(query: Tensor, longest: int) -> bool:
-    """Whether every query head gets keys of its own in long rows. On a card, torch shares them only in half precision,
-    and in plain products, which hold the weights of every pair of tokens; the kernel that has float32 in linear memory
-    does not share them."""
+    """Whether every query head needs its own keys, in long rows. On a GPU, torch shares keys between heads only in half
+    precision and in plain products, which hold the weights of every pair of tokens; the float32 kernel with linear
+    memory does not share them."""
     return query.device.type == "cuda" and query.dtype == torch.float32 and longest > LONG
 
 

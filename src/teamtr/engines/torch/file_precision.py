@@ -1,6 +1,7 @@
-"""The precision that a model's file has: training computes in float32, and what leaves is rounded to the file's again.
+"""The precision of a model's files: training computes in float32, and exports are rounded to the files' precision
+again.
 
-A model in bfloat16 that is trained, or whose adapter is merged, would leave twice as large otherwise.
+Otherwise, a bfloat16 model that is trained, or whose adapter is merged, would be exported at twice its size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _REMEMBERED = "precision_of_its_file"
 
 
 def precision_in(folder: Path, files: Iterable[str]) -> torch.dtype:
-    """Of most numbers in these safetensors files, by their headers; what is neither half precision is float32."""
+    """The precision of most numbers in these safetensors files, from their headers. Anything but half precision counts
+    as float32."""
     counts: Counter[str] = Counter()
     for name in sorted(set(files)):
         with safe_open(folder / name, framework="pt") as stored:
@@ -35,31 +37,32 @@ def remember(model: Any, precision: torch.dtype) -> None:
 
 
 def in_float32(model: Any) -> Any:
-    """The model in float32, which remembers what it was."""
+    """Converts the model to float32 and records the precision that it had."""
     remember(model, model.dtype)
     return model.float()
 
 
 def file_precision(model: Any) -> torch.dtype:
-    """What was remembered; of a model that is in no file, its own."""
+    """The recorded precision; for a model that is in no file, its own."""
     found: torch.dtype = getattr(model, _REMEMBERED, model.dtype)
     return found
 
 
 def as_in_file(model: Any) -> Any:
-    """The model as its file has it. One that was rounded on purpose stays what it is."""
+    """Rounds a float32 model to the precision of its file. A model that was rounded on purpose stays as it is."""
     return model.to(file_precision(model)) if model.dtype == torch.float32 else model
 
 
 def note(config: Path, precision: torch.dtype) -> None:
-    """Write into a checkpoint's config.json what the file had: the weights beside it are float32, to go on with."""
+    """Writes the file's precision into a checkpoint's config.json. The weights beside it are float32, so that training
+    can resume."""
     settings = json.loads(config.read_text())
     settings["dtype"] = str(precision).removeprefix("torch.")
     config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def round_as_noted(folder: Path) -> None:
-    """Round the float32 weights of a copied checkpoint to what its config.json notes, file by file."""
+    """Rounds the float32 weights of a copied checkpoint to the precision in its config.json, file by file."""
     precision = getattr(torch, str(json.loads((folder / "config.json").read_text()).get("dtype")), torch.float32)
     if precision not in _NAMES.values():
         return

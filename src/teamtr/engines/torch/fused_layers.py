@@ -1,9 +1,10 @@
-"""What a half-precision layer does between its matrix products, one Triton kernel each way: sum, norm and gate.
+"""Triton kernels for what a half-precision layer computes between its matrix products: sum, norm and gate.
 
-torch takes a kernel for every cast, square and product in between, each of which reads and writes all activations and
-keeps its share of them for the gradient. These read their inputs once, compute in float32, round once at the end, and
-keep nothing but their inputs, or the sum of two. Weights are those of a frozen base: they get no gradient. Rows that
-are put in other places or added up, for ``packing``, stand at the end.
+torch launches a kernel for every cast, square and product in between, each of which reads and writes all activations
+and saves its share of them for the gradient. Here each operation takes one kernel forward and one backward. These read
+their inputs once, compute in float32, round once at the end, and save nothing but their inputs, or the sum of two.
+Weights are those of a frozen base and get no gradient. At the end of the file are kernels that place rows or add them
+up, for ``packing``.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch import Tensor
 
 BLOCK = 1024
 power_of_2 = cache(triton.next_power_of_2)
-"""That a number fits in; remembered, since triton takes microseconds to say it."""
+"""The next power of two, cached because triton takes microseconds to compute it."""
 
 
 @triton.jit
 def _norm_kernel(
     x, delta, weight, total, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """One token, normed; with ``ADD`` after something was added to it, which is stored as well."""
+    """The norm of one token; with ``ADD``, of its sum with ``delta``, which is stored as well."""
     n, h = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = h < WIDTH
     wide = tl.load(x + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
@@ -42,8 +43,8 @@ def _norm_gradient_kernel(
     x, weight, grad, beside, out, rounded, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BESIDE: tl.constexpr,
     ROUND: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of that; with ``BESIDE`` what comes back beside the norm is added, with ``ROUND`` the sum is stored
-    in half precision as well."""
+    """The gradient of ``_norm_kernel``. With ``BESIDE``, the gradient of the branch beside the norm is added; with
+    ``ROUND``, the sum is also stored in half precision."""
     n, h = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = h < WIDTH
     wide = tl.load(x + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
@@ -70,7 +71,7 @@ def _sum_kernel(x, delta, out, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gate_kernel(gate, up, out, gate_row, up_row, width, BLOCK: tl.constexpr):
-    """A part of one token; both may be parts of wider rows."""
+    """silu(gate) * up for a part of one token; both inputs may be parts of wider rows."""
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < width
     g = tl.load(gate + n * gate_row + c, mask=inside, other=0.0).to(tl.float32)
@@ -82,7 +83,7 @@ def _gate_kernel(gate, up, out, gate_row, up_row, width, BLOCK: tl.constexpr):
 def _gate_gradient_kernel(
     gate, up, grad, grad_gate, grad_up, gate_row, up_row, out_row, width, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Of that; both gradients may be parts of wider rows as well."""
+    """The gradient of ``_gate_kernel``; both gradients may be parts of wider rows as well."""
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < width
     g = tl.load(gate + n * gate_row + c, mask=inside, other=0.0).to(tl.float32)
@@ -96,7 +97,7 @@ def _gate_gradient_kernel(
 
 @triton.jit
 def _place_kernel(rows, origin, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """One row of what comes out: the row it is of, or nothing."""
+    """One output row: the row at its origin, or zeros."""
     n, source = tl.program_id(0).to(tl.int64), tl.load(origin + tl.program_id(0))
     for start in tl.static_range(0, WIDTH, BLOCK):
         c = start + tl.arange(0, BLOCK)
@@ -107,7 +108,7 @@ def _place_kernel(rows, origin, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sum_rows_kernel(rows, places, starts, out, row, width, BLOCK: tl.constexpr):
-    """A part of one row of what comes out: the rows at its places, added in their order."""
+    """A part of one output row: the sum of the rows at its places, in their order."""
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < width
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -132,7 +133,7 @@ class _Norm(torch.autograd.Function):
 
 
 class _Branch(torch.autograd.Function):
-    """What is normed goes on beside it: both gradients are added where the norm's is computed."""
+    """The norm of x, and x itself for the residual branch: both gradients are added where the norm's is computed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -149,7 +150,7 @@ class _Branch(torch.autograd.Function):
 
 
 class _AddNorm(torch.autograd.Function):
-    """The sum of two, and its norm."""
+    """The sum of two tensors, and its norm."""
 
     @staticmethod
     def forward(
@@ -168,7 +169,7 @@ class _AddNorm(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Of two, in the dtype of the first."""
+    """The sum of two tensors, in the dtype of the first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, delta: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ class _Sum(torch.autograd.Function):
 def _normed(
     x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The norm of x, and x; or of its sum with delta, and the sum."""
+    """The norm of x, and x; or with ``delta``, the norm of their sum, and the sum."""
     width = x.shape[-1]
     out, total = torch.empty_like(x, dtype=dtype), x if delta is None else torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
@@ -205,7 +206,7 @@ def _norm_gradient(
     epsilon: float,
     rounded_to: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """In the dtype of x, and in ``rounded_to`` where that is asked for."""
+    """The gradient in the dtype of x, and in ``rounded_to`` if that is given."""
     width, out = x.shape[-1], torch.empty_like(x)
     rounded = out if rounded_to is None else torch.empty_like(x, dtype=rounded_to)
     _norm_gradient_kernel[(x.numel() // width,)](
@@ -236,7 +237,7 @@ class _Gated(torch.autograd.Function):
 
 
 class _GatedRows(torch.autograd.Function):
-    """Of gate and up side by side; so are their gradients."""
+    """``_Gated`` for rows in which gate and up are side by side; so are their gradients."""
 
     @staticmethod
     def forward(ctx: Any, both_NW: Tensor) -> Tensor:
@@ -271,13 +272,13 @@ def _gate_gradient(gate_NC: Tensor, up_NC: Tensor, grad: Tensor, of_gate_NC: Ten
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Where it lies, unless its rows are not whole."""
+    """Two-dimensional, without a copy unless rows are not contiguous."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """x over the root of its mean square, times the weight; out in ``dtype``, the gradient in that of ``x``."""
+    """RMS norm of x times the weight; out in ``dtype``, the gradient in that of ``x``."""
     out: Tensor = _Norm.apply(x, weight_H, epsilon, dtype)
     return out
 
@@ -307,7 +308,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_rows(both_NW: Tensor) -> Tensor:
-    """silu(gate) * up, of rows in which they stand side by side."""
+    """silu(gate) * up, for rows in which gate and up are side by side."""
     out: Tensor = _GatedRows.apply(both_NW)
     return out
 
@@ -322,7 +323,7 @@ def placed(rows: Tensor, origin_P: Tensor) -> Tensor:
 
 
 def summed(rows: Tensor, places_P: Tensor, starts_N: Tensor) -> Tensor:
-    """Sums of rows, rounded once: the first is of those at ``places[starts[0] : starts[1]]``, and so on."""
+    """Sums of rows, each rounded once: the first is over ``places[starts[0] : starts[1]]``, and so on."""
     wide, count = _as_rows(rows.reshape(len(rows), -1)), len(starts_N) - 1
     width = wide.shape[1]
     out = torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=rows.device)

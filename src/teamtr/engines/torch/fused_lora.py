@@ -1,10 +1,9 @@
-"""Adapters without ceremony: a linear layer with a low-rank adapter in three matrix products, and what lies between
-the products in few kernels.
+"""LoRA layers in three matrix products, with fused kernels for what lies between the products.
 
-On a GPU the hosts of small kernels, not the kernels, decide how fast a small model trains: PEFT under autocast starts
-about a dozen for every adapted layer. In a larger one, what lies between products reads and writes as long as they
-compute. ``fuse_lora`` replaces the forward of a shared base's adapted layers, norms, gates, attention modules and
-decoder layers by functions of our own with the same result; storage, names and files stay PEFT's.
+On a GPU, kernel launches on the host, not the kernels, limit the training speed of a small model: PEFT under autocast
+launches about a dozen for every adapted layer. In a larger model, what lies between products reads and writes for as
+long as the products compute. ``fuse_lora`` replaces the forward of a shared base's adapted layers, norms, gates,
+attention modules and decoder layers by our own functions with the same result. Storage, names and files stay PEFT's.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 from teamtr.engines.torch.spread_linears import HalfLinear
 
 MOST_RANKS = 48
-"""Of the kernels in ``narrow_products``: with more, writing and adding the parts of their sums takes longer than
-reading activations twice. Query, key and value of rank 16 have so many together."""
+"""Largest sum of ranks for the kernels of ``narrow_products``. Above it, writing and adding their partial sums takes
+longer than reading activations twice. Query, key and value of rank 16 have this many together."""
 
 
 class _Adapted(torch.autograd.Function):
     """x W' + scale * (x A') B' for layers that read the same x, in one dtype; gradients for x, A and B only. Weights of
-    another dtype are rounded here and again on the way back. Rows of two dimensions come out: a view could not be
+    another dtype are rounded here and again in the backward pass. The outputs are two-dimensional: a view could not be
     changed in place, which some models do.
 
-    In half precision on a card the adapter's part comes first, and the wide product is added to it before it is
-    rounded: a product that only adds an adapter's part would read and write all that the layer says once more.
+    In half precision on a GPU the adapter's part is computed first, and the wide product is added to it before
+    rounding. A product that only adds an adapter's part would read and write the whole output once more.
     """
 
     @staticmethod
@@ -65,7 +64,7 @@ class _Adapted(torch.autograd.Function):
             else:
                 outs.append(torch.addmm(start, flat, weight.to(dtype).T, beta=beta).addmm_(part, own, alpha=scale))
         ctx.save_for_backward(flat, down, narrow, *ups)
-        ctx.weights = weights  # the model's own, and frozen: nothing about them has to be remembered
+        ctx.weights = weights  # the model's own frozen weights, which autograd need not save
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
         return tuple(outs)
 
@@ -111,7 +110,7 @@ def _narrow(flat: Tensor, down: Tensor) -> Tensor:
 
 
 def _up_gradient(grad: Tensor, narrow: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Of what comes out with regard to B, and to x A'."""
+    """The gradients of B and of x A', from that of the output."""
     if _reads_fast(grad, up.shape[1]):
         from teamtr.engines.torch.narrow_products import across_and_along
 
@@ -120,7 +119,7 @@ def _up_gradient(grad: Tensor, narrow: Tensor, up: Tensor, scale: float) -> tupl
 
 
 def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
-    """With regard to A."""
+    """The gradient of A."""
     if _reads_fast(flat, grad_narrow.shape[1]):
         from teamtr.engines.torch.narrow_products import across
 
@@ -129,19 +128,18 @@ def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
 
 
 def _reads_fast(wide: Tensor, rank: int) -> bool:
-    """Whether kernels of our own read it (``narrow_products``)."""
+    """Whether our own kernels read it (``narrow_products``)."""
     return computed_by_kernels(wide) and rank <= MOST_RANKS
 
 
 @dataclass
 class FusedLora:
-    """What the fused layers of one shared base compute with now: which adapter, in which dtype.
+    """State of the fused layers of one shared base: the active adapter, the dtype, and cached tensors.
 
-    ``halves`` holds a float32 base's weights in half precision, made when first asked for and kept as long as an agent
-    computes in it: they never change.
-    There are none of a base that is kept shorter itself (``short_base``). ``unfused`` are weights of layers
-    that we do not know, such as experts and other norms: with any of them, half precision needs autocast. ``spread``:
-    processes hold parts of the base, so that no copy of it is kept.
+    ``halves`` holds a float32 base's weights in half precision, made at first use and kept as long as an agent computes
+    in it; they never change. Weights that are stored in lower precision themselves (``short_base``) have none.
+    ``unfused`` are weights of layers of unknown kinds, such as experts and other norms: with any of them, half
+    precision needs autocast. ``spread``: the base is partitioned across processes, so no copy of it is kept.
     """
 
     adapter: str = ""
@@ -151,17 +149,18 @@ class FusedLora:
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     spread: bool = False
     siblings: dict[int, list[Tensor]] = field(default_factory=dict)
-    """Weights of layers that read the same input, by the id of each: their halves lie below each other."""
+    """Weights of layers that read the same input, by the id of each: their half-precision copies are parts of one
+    tensor."""
     known: list[Group] = field(default_factory=list)
-    """All layers that are ever read together, and each by itself."""
+    """All groups of layers that may be read together, including those of a single layer."""
     groups: dict[Group, None] = field(default_factory=dict)
-    """Those that were read in the pass before, or are in this one."""
+    """Groups that were read in the previous pass, or in the current one."""
     rounded: dict[Group, Factors] = field(default_factory=dict)
-    """Of those of the pass before, within a pass."""
+    """Rounded factors of the previous pass's groups, during a pass."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Within, one pass forward. In half precision the adapter's factors are rounded at its beginning, for all
+        """Context of one forward pass. In half precision the adapter's factors are rounded at its beginning, for all
         layers at once."""
         before, self.groups = self.groups, {}
         self.rounded = {} if self.spread or self.dtype == torch.float32 else self._rounded(before)
@@ -175,7 +174,7 @@ class FusedLora:
         return round_factors(carried, self.dtype, self._whole)
 
     def _whole(self, group: Group) -> Whole | None:
-        """The layers of a group as one: in half precision on a card, where nothing forbids it."""
+        """The layers of a group as one, in half precision on a GPU, unless something rules it out."""
         adapters = group.adapters(self.adapter)
         if adapters is None or self.spread or self.dtype == torch.float32 or not self.fuses(adapters.downs[0]):
             return None
@@ -184,10 +183,10 @@ class FusedLora:
         return group.whole(self.adapter, self.dtype, self.weight_of)
 
     def rows(self, group: Group, x: Tensor) -> Tensor | None:
-        """What the layers of a group say of x, side by side: [N, W]. None where each has a product of its own."""
+        """The outputs of a group's layers for x, side by side: [N, W]. None if each layer has its own product."""
         self.groups[group] = None
         factors = self.rounded.get(group)
-        if factors is None:  # read for the first time, or computed again on the way back
+        if factors is None:  # first use, or recomputed in the backward pass
             if self._whole(group) is None:
                 return None
             factors = self._rounded([group])[group]
@@ -195,13 +194,14 @@ class FusedLora:
         return None if factors.whole is None or adapters is None else product(x, factors, adapters)
 
     def fuses(self, x: Tensor) -> bool:
-        """Whether kernels of our own compute what lies between the products: in half precision on a card. Elsewhere
-        torch does, and float32 stays the yardstick that it is."""
+        """Whether our own kernels compute what lies between the products: in half precision on a GPU. Elsewhere torch
+        does, and float32 remains the reference."""
         return x.is_cuda and self.dtype in (torch.float16, torch.bfloat16)
 
     def weight_of(self, layer: nn.Linear) -> FrozenWeight:
-        """In the dtype that is computed in; of a spread base as it is, for whoever rounds it in passing. What is kept
-        in half precision or 8 bits is cast in passing too: a copy would take as much as was saved, or more."""
+        """The weight in the compute dtype. A partitioned weight is returned as it is, and the caller rounds it on the
+        fly. So is a weight stored in half precision or 8 bits: a copy would take as much memory as was saved, or
+        more."""
         weight = kept_weight(layer)
         if (
             self.spread
@@ -224,19 +224,19 @@ class FusedLora:
         return self.halves[key]
 
     def keep_halves(self, dtypes: Collection[torch.dtype]) -> None:
-        """Those of any other dtype go."""
+        """Drops the copies in any other dtype."""
         kept = {key: half for key, half in self.halves.items() if key[1] in dtypes}
         if len(kept) < len(self.halves):
-            self.let_go()  # which would hold them
+            self.let_go()  # groups hold references to them
             self.halves = kept
 
     def let_go(self) -> None:
-        """Hold nothing of where the base's weights lie: they are about to be moved."""
+        """Drops everything that refers to the memory of the base's weights, which are about to be moved."""
         for group in self.known:
             group.let_go()
 
     def reads_together(self, layers: Sequence[Any]) -> Group:
-        """Layers that read the same input."""
+        """Registers layers that read the same input as a group."""
         group = Group(layers, spread=self.spread)
         self.known.append(group)
         weights = [layer.base_layer.weight for layer in layers] if group.plain and not self.spread else []
@@ -246,7 +246,8 @@ class FusedLora:
 
 
 def fuse_lora(shared: Any) -> FusedLora:
-    """Let a PEFT model with LoRA adapters compute so; what is not plain enough keeps its own forward."""
+    """Replaces forwards of a PEFT model with LoRA adapters by fused ones; modules that are not plain enough keep their
+    own."""
     causal_lm = shared.get_base_model()
     decoder = causal_lm.get_decoder()
     state = FusedLora(spread=any(map(is_spread, decoder.parameters())))
@@ -283,7 +284,7 @@ def fuse_lora(shared: Any) -> FusedLora:
         elif is_rms_norm(module):
             if module is not last_norm:
                 module.forward = _norm_forward(module, state)
-        elif not type(module).__name__.endswith("RMSNorm"):  # those compute in float32 and know what they are given
+        elif not type(module).__name__.endswith("RMSNorm"):  # those upcast and restore the dtype by themselves
             unfused |= dict.fromkeys(module.parameters(recurse=False))
     state.unfused = list(unfused)
     return state
@@ -315,12 +316,12 @@ def _frozen(layer: nn.Linear, x: Tensor, state: FusedLora) -> Tensor:
 
 
 def _read(group: Group, x: Tensor, state: FusedLora) -> tuple[Tensor, ...]:
-    """What layers that read the same input make of it; together where all are plain and carry the adapter."""
+    """The outputs of layers that read the same input, computed together if all are plain and carry the adapter."""
     layers, adapters = group.layers, group.adapters(state.adapter)
     if adapters is None:
         if len(layers) > 1:
             return tuple(layer(x) for layer in layers)
-        return (_frozen(layers[0].base_layer, x, state),)  # another agent's adapter sits here
+        return (_frozen(layers[0].base_layer, x, state),)  # only another agent's adapter is on this layer
     state.groups[group] = None
     outs = _Adapted.apply(
         x,
@@ -358,7 +359,7 @@ def _gated_forward(module: Any, state: FusedLora) -> Any:
         return module.down_proj(inner(x))
 
     def inner(x: Tensor) -> Tensor:
-        """Gate and up are gone when it is there, but for the way back."""
+        """A separate function, so that gate and up are freed when it returns, unless the backward pass needs them."""
         from teamtr.engines.torch.fused_layers import gated, gated_rows
 
         both = state.rows(group, x)
@@ -386,7 +387,7 @@ def _attention_forward(anatomy: Anatomy, state: FusedLora) -> Any:
         return module.o_proj(attended.flatten(1)[None]), None
 
     def queries_and_others(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, H, D], and keys and values [N, K, D]."""
+        """Queries [N, H, D], and keys and values [N, K, D]."""
         from teamtr.engines.torch.fused_rotation import turned, turned_rows
 
         rows, (of_query, of_key) = state.rows(group, x), anatomy.weights
@@ -417,8 +418,8 @@ def _layer_forward(module: Any, state: FusedLora) -> Any:
 
 
 def _rotary_forward(original: Any, state: FusedLora) -> Any:
-    """Angles are computed as ever; in half precision they are applied in half, as in a model loaded that way. Where
-    they are something else than a cosine and a sine (complex numbers), they stay what they are."""
+    """Angles are computed as usual and converted to the compute dtype, as in a model loaded in half precision. If they
+    are not a tuple of cosine and sine (but complex numbers), they are returned unchanged."""
 
     def forward(x: Tensor, *positions: Any, **named: Any) -> Any:
         angles = original(x, *positions, **named)

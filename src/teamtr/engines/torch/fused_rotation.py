@@ -1,8 +1,8 @@
-"""Queries and keys between product and attention in half precision, one Triton kernel each way: norm and rotation.
+"""Triton kernels between product and attention in half precision: norm and rotation of queries and keys.
 
-As ``fused_layers`` does, it reads its inputs once, computes in float32, rounds once at the end, and keeps nothing but
-its inputs. Where query, key and value stand side by side in one row, one kernel serves all three, and their gradients
-stand so again.
+As in ``fused_layers``, there is one kernel forward and one backward. They read their inputs once, compute in float32,
+round once at the end, and save nothing but their inputs. Where query, key and value are side by side in one row, one
+kernel handles all three, and their gradients are side by side again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _turn_kernel(
     HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
     NORM: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token; with ``BACK`` the gradient of that."""
+    """All heads of one token; with ``BACK``, their gradient."""
     n, row = tl.program_id(0).to(tl.int64), HEADS * 2 * HALF
     _turn_heads(
         x + n * row, cos + n * angle_row, sin + n * angle_row, weight, grad + n * row, out + n * row, epsilon,
@@ -38,8 +38,8 @@ def _turn_rows_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, NORM: tl.constexpr, BACK: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Query and key of one token, from a row in which they and the value stand side by side; with ``VALUE`` the value
-    too, as it is. With ``BACK`` the gradients of all three, into such a row."""
+    """Query and key of one token, from a row with query, key and value side by side; with ``VALUE``, the value is
+    copied unchanged. With ``BACK``, the gradients of all three, into such a row."""
     n = tl.program_id(0).to(tl.int64)
     at_key, at_value = HEADS * 2 * HALF, (HEADS + KV_HEADS) * 2 * HALF
     whole = n * (HEADS + 2 * KV_HEADS) * 2 * HALF
@@ -68,7 +68,8 @@ def _turn_heads(
     HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
     NORM: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """Heads that stand side by side, in two halves that turn into each other; with ``BACK`` the gradient of that."""
+    """Norm and rotation of heads that are side by side, each of two halves that rotate into each other; with ``BACK``,
+    the gradient."""
     h, d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     in_d = d < HALF
     mask = (h < HEADS)[:, None] & in_d[None, :]
@@ -137,8 +138,8 @@ def _turn(
 
 
 class _TurnedRows(torch.autograd.Function):
-    """Query, key and value, from rows of all three. What is normed needs its rows for the gradient, and there the value
-    stays; else it gets memory of its own, and the rows are not kept."""
+    """Query, key and value, from rows of all three. With norms, the rows are saved for the gradient, and the value is a
+    view of them. Without, the value gets its own memory, and the rows are not saved."""
 
     @staticmethod
     def forward(
@@ -201,12 +202,12 @@ def _turn_rows(
 
 
 def _by_token(x_NHD: Tensor) -> Tensor:
-    """Heads of a token side by side; tokens may lie apart."""
+    """Contiguous within each token; tokens may have any stride."""
     return x_NHD if x_NHD.stride()[1:] == (x_NHD.shape[2], 1) else x_NHD.contiguous()
 
 
 def turned(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
-    """Queries or keys normed over a head and rotated, as ``Rotation`` says; angles get no gradient."""
+    """Queries or keys normed over a head and rotated, as in ``Rotation``; angles get no gradient."""
     assert cos_ND.stride() == sin_ND.stride()
     assert cos_ND.stride(1) == 1
     out: Tensor = _Turned.apply(x_NHD, cos_ND, sin_ND, weight_D, epsilon)
@@ -223,8 +224,8 @@ def turned_rows(
     heads: int,
     kv_heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys as ``turned``, and values as they are, of rows in which they stand side by side: [N, H, D],
-    [N, K, D], [N, K, D]. Both are normed, or neither."""
+    """Queries and keys as in ``turned``, and values unchanged, from rows in which they are side by side: [N, H, D],
+    [N, K, D], [N, K, D]. Either both are normed or neither is."""
     assert cos_ND.stride() == sin_ND.stride()
     assert cos_ND.stride(1) == 1
     found: tuple[Tensor, Tensor, Tensor] = _TurnedRows.apply(

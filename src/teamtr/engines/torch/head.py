@@ -1,4 +1,5 @@
-"""The output layer in float32, whatever its inputs: rounding there alone can cost more KL than a radius."""
+"""The output layer: logits in float32 whatever its inputs, because rounding there alone can cost more KL than a
+radius."""
 
 from __future__ import annotations
 
@@ -11,31 +12,31 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CAST_AT_ONCE = 1 << 26
-"""Numbers of a weight kept in half precision that are cast at once: a quarter of a gigabyte in float32."""
+"""Elements of a half-precision weight that are cast at once: a quarter of a gigabyte in float32."""
 Product = Callable[[Tensor, Tensor, slice], Tensor]
-"""Of hidden states with some rows of a weight, and which rows they are."""
+"""Multiplies hidden states with some rows of a weight; the slice says which rows."""
 
 
 def cast_rows(width: int) -> int:
-    """As many rows of a weight of this width as are cast at once."""
+    """How many rows of a weight of this width are cast at once."""
     return max(1, CAST_AT_ONCE // width)
 
 
 def _parts(weight_VH: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """The weight in this dtype: as it is, or cast, some rows after the other."""
+    """The weight in this dtype: whole if it has that dtype, otherwise cast block by block of rows."""
     step = len(weight_VH) if weight_VH.dtype == dtype else cast_rows(weight_VH.shape[1])
     for start in range(0, len(weight_VH), step):
         yield slice(start, start + step), weight_VH[start : start + step].to(dtype)
 
 
 def _forward(hidden_NH: Tensor, weight_VH: Tensor, dtype: torch.dtype, product: Product) -> Tensor:
-    """Logits by a product with parts of the weight in this dtype."""
+    """Logits from products with parts of the weight in this dtype."""
     found = [product(hidden_NH, part, rows) for rows, part in _parts(weight_VH, dtype)]
     return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 def _backward(grad_NV: Tensor, weight_VH: Tensor) -> Tensor:
-    """The gradient of what the head reads."""
+    """The gradient of the hidden states."""
     found: Tensor | None = None
     for rows, part in _parts(weight_VH, torch.float32):
         found = grad_NV[:, rows] @ part if found is None else found.addmm_(grad_NV[:, rows], part)
@@ -44,15 +45,15 @@ def _backward(grad_NV: Tensor, weight_VH: Tensor) -> Tensor:
 
 
 def half_product(left: Tensor, right: Tensor) -> Tensor:
-    """Of float16 factors, added up in float32."""
+    """The product of float16 factors, accumulated in float32."""
     if left.device.type != "cuda":
         return left.float() @ right.float()
     return torch.mm(left, right, out_dtype=torch.float32)
 
 
 class _HalfProduct(torch.autograd.Function):
-    """hidden @ weight' of float16 factors, added up in float32. float16 keeps as many digits as TF32 does, at half the
-    time; the gradient, whose range it lacks, is computed with the whole weight."""
+    """hidden @ weight' of float16 factors, accumulated in float32. float16 has as many mantissa bits as TF32, at half
+    the time. Its range is too small for the gradient, which is computed in float32 with the weight itself."""
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, half_VH: Tensor) -> Tensor:
@@ -71,7 +72,8 @@ class _HalfProduct(torch.autograd.Function):
 
 
 class _PassingProduct(torch.autograd.Function):
-    """hidden @ weight' in float32 with a weight in half precision: autograd would keep it in float32 as well."""
+    """hidden @ weight' in float32 with a half-precision weight cast on the fly; autograd would save the float32 weight
+    as well."""
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -91,7 +93,7 @@ class _PassingProduct(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class OutputLayer:
-    """Logits of hidden states. ``half``: the weight in float16, where products are to be computed with it."""
+    """Logits of hidden states. ``half``: the weight in float16, if products are to be computed with it."""
 
     weight: Tensor
     bias: Tensor | None
@@ -112,5 +114,5 @@ class OutputLayer:
 
     @property
     def scores_in_half(self) -> bool:
-        """Whether ``scoring.fused_features`` can compute with it."""
+        """Whether ``scoring.fused_features`` can compute with this layer."""
         return self.half is not None and self.half.dtype == torch.float16 and self.half.is_cuda

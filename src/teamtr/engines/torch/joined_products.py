@@ -1,8 +1,8 @@
 """Layers that read the same x as one: query, key and value in one product, gate and up in another.
 
-A pass over few tokens is bound by how many kernels its host starts. In half precision on a card, layers whose weights
-lie below each other in memory are one wide layer: one product with x, one with their narrow factors, and as many on the
-way back. What they say stands side by side, and ``fused_layers`` reads it there.
+A pass over few tokens is bound by kernel launches. In half precision on a GPU, layers whose weights are consecutive in
+memory are computed as one wide layer: one product with their weights and one with each of their stacked factors, and
+likewise in the backward pass. Their outputs are side by side, and ``fused_layers`` reads them there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from teamtr.engines.torch.row_scaled import FrozenWeight
 
 
 class Adapters(NamedTuple):
-    """Factors of one adapter, as they are trained: A and B of every layer."""
+    """The trained factors of one adapter: A and B of every layer."""
 
     downs: tuple[Tensor, ...]
     ups: tuple[Tensor, ...]
     sizes: tuple[int, ...]
-    """Outputs of each."""
+    """Outputs of each layer."""
     rank: int
-    """Of each; 0 where they differ."""
+    """The rank of all layers; 0 if they differ."""
 
     @staticmethod
     def of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> Adapters:
@@ -35,8 +35,8 @@ class Adapters(NamedTuple):
 
 
 class Group:
-    """Layers that read the same x. ``plain``: each is a linear layer with adapters that we know. ``spread``: processes
-    hold parts of them, and their weights are other tensors from pass to pass."""
+    """Layers that read the same x. ``plain``: each is a linear layer with adapters of a known kind. ``spread``: they
+    are partitioned across processes, and their weights are different tensors from pass to pass."""
 
     def __init__(self, layers: Sequence[Any], *, spread: bool) -> None:
         self.layers = layers
@@ -48,7 +48,8 @@ class Group:
         self._wholes: dict[tuple[str, torch.dtype], Whole | None] = {}
 
     def adapters(self, name: str) -> Adapters | None:
-        """None where some layer has none of this name. Looked up once: asking modules for their parts is slow."""
+        """The factors of this adapter, or None if some layer does not have it. Cached, because looking up submodules is
+        slow."""
         found = self._adapters.get(name)
         if found is None and self.plain and all(name in layer.lora_A for layer in self.layers):
             downs, ups = ([getattr(layer, kind)[name].weight for layer in self.layers] for kind in ("lora_A", "lora_B"))
@@ -58,7 +59,7 @@ class Group:
         return found
 
     def whole(self, adapter: str, dtype: torch.dtype, weight_of: Callable[[Any], FrozenWeight]) -> Whole | None:
-        """These layers as one, where they are. Looked for again when their weights come to lie elsewhere."""
+        """These layers as one, or None if that is not possible. Built again when their weights have moved in memory."""
         weights = [base.weight for base in self.bases]
         lie, key = [(weight.data_ptr(), weight.dtype) for weight in weights], (adapter, dtype)
         if lie != self._lie:
@@ -85,7 +86,7 @@ class Group:
 
 
 class Whole(NamedTuple):
-    """Layers as one: their weights below each other. ``start`` times ``beta`` is their bias."""
+    """Layers as one: their weights stacked. ``start`` times ``beta`` is their bias."""
 
     weight_WH: Tensor
     weight_HW: Tensor
@@ -95,24 +96,26 @@ class Whole(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Adapters in the dtype that is computed in: A of all layers, one below the other, and B of each."""
+    """An adapter in the compute dtype: A of all layers, stacked, and B of each."""
 
     down_RH: Tensor
     ups: Sequence[Tensor]
     up_Wr: Tensor | None = None
-    """B of all, one below the other."""
+    """B of all layers, stacked."""
     block_RW: Tensor | None = None
-    """B' of each in rows of its own, side by side: x A' times this is what all adapters add."""
+    """A block matrix with B' of each layer in its own rows and columns: x A' times it is what the adapter adds to all
+    layers."""
     whole: Whole | None = None
-    """The layers as one, where they are."""
+    """The layers as one, where possible."""
 
 
 @torch.no_grad()
 def round_factors(
     groups: Iterable[tuple[Group, Adapters]], dtype: torch.dtype, whole_of: Callable[[Group], Whole | None]
 ) -> dict[Group, Factors]:
-    """Of all groups at once whose layers have one rank: hundreds of small kernels would take a card's host longer than
-    a small pass takes the card. In memory of their own, since what a pass computed with is needed on the way back."""
+    """Rounds the factors of all groups at once whose layers have one rank: launching hundreds of small kernels would
+    take longer than a small pass takes the GPU. The results have new memory, since the backward pass needs what the
+    forward pass computed with."""
     alike: dict[tuple[Any, ...], _Alike] = {}
     for group, adapters in groups:
         if adapters.rank:
@@ -135,12 +138,12 @@ def round_factors(
 
 
 class _Parts(NamedTuple):
-    """Memory of groups that are alike: A of all, B of all, and each factor by itself."""
+    """Memory for groups of the same shapes: A of all, B of all, and each factor by itself."""
 
     downs_GRH: Tensor
     ups_GWr: Tensor
     each: list[tuple[Tensor, ...]]
-    """B, layer by layer."""
+    """The B factors, layer by layer."""
     single: list[Tensor]
 
 
@@ -175,7 +178,7 @@ class _Alike(NamedTuple):
         return _Parts(downs.view(count, layers * self.rank, self.width), ups_GWr, each, single)
 
     def factors(self, parts: _Parts, wholes: Sequence[Whole | None]) -> Iterator[Factors]:
-        """When they are rounded."""
+        """The factors of each group, as views that are filled when they are rounded."""
         blocks: Iterable[Tensor | None] = [None] * len(wholes)
         if any(wholes):
             blocks = _blocks(parts.ups_GWr, self.sizes).mT.unbind()
@@ -185,7 +188,7 @@ class _Alike(NamedTuple):
 
 
 def _blocks(ups_GWr: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Each layer's rows in columns of its own, and zeros beside them."""
+    """Each layer's rows in columns of its own, with zeros elsewhere."""
     if len(sizes) == 1:
         return ups_GWr
     count, width, rank = ups_GWr.shape
@@ -196,14 +199,14 @@ def _blocks(ups_GWr: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def product(x: Tensor, factors: Factors, adapters: Adapters) -> Tensor:
-    """x W' + bias + scale * (x A') B' of layers as one, side by side: [N, W], of x [..., H]."""
+    """x W' + bias + scale * (x A') B' of layers as one, outputs side by side: [N, W], for x of [..., H]."""
     out: Tensor = _Product.apply(x, factors, adapters.sizes, *adapters.downs, *adapters.ups)
     return out
 
 
 class _Product(torch.autograd.Function):
-    """Gradients for x, A and B only. The adapter's part comes first, and the wide product is added to it before it is
-    rounded: a product that only adds an adapter's part would read and write all that the layers say once more."""
+    """Gradients for x, A and B only. The adapter's part is computed first, and the wide product is added to it before
+    rounding: a product that only adds an adapter's part would read and write the whole output once more."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factors: Factors, sizes: tuple[int, ...], *adapters: Tensor) -> Tensor:
@@ -238,7 +241,7 @@ class _Product(torch.autograd.Function):
 
 
 def below_each_other(tensors: Sequence[Tensor]) -> Tensor | None:
-    """These tensors as one, where they lie so in memory."""
+    """These tensors as one, if they are consecutive in memory; otherwise None."""
     first, end = tensors[0], tensors[0].data_ptr()
     for tensor in tensors:
         alike = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

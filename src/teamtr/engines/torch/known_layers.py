@@ -1,4 +1,4 @@
-"""Which layers of a model can be computed in another way: told by what they compute, not by their names."""
+"""Recognizes layers that can be computed in another way, by what they compute and not by their names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from teamtr.engines.torch.attention import listen
 
 
 def computed_by_kernels(x: Tensor) -> bool:
-    """By those of our own: in half precision on a card. Elsewhere torch computes, as it does for the model itself."""
+    """Whether our own kernels compute it: in half precision on a GPU. Elsewhere torch does, as for the model itself."""
     return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
 
 
 def is_plain_adapted(module: Any) -> bool:
     base = getattr(module, "base_layer", None)
     if not hasattr(module, "lora_A") or getattr(type(base), "forward", None) is not nn.Linear.forward:
-        return False  # some routers are linear layers that say more
+        return False  # some routers are linear layers that return more
     plain_dropout = all(isinstance(d, nn.Identity) for d in module.lora_dropout.values())
     return plain_dropout and not any(getattr(module, "use_dora", {}).values())
 
 
 @torch.no_grad()
 def is_gated(module: Any) -> bool:
-    """Whether it is down(silu(gate(x)) * up(x)), by what it computes."""
+    """Whether the module computes down(silu(gate(x)) * up(x)), by comparing outputs."""
     parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = parts
     width = getattr(gate, "in_features", None)
@@ -41,7 +41,7 @@ def is_gated(module: Any) -> bool:
         return False
     if not _is_made_of(module, parts):
         return False
-    if len(inspect.signature(type(module).forward).parameters) != 2:  # itself and what it reads
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # self and the input
         return False
     weight = next(module.parameters())
     x = torch.linspace(-30.0, 50.0, 2 * width, device=weight.device, dtype=weight.dtype).view(2, width)
@@ -52,16 +52,16 @@ def is_gated(module: Any) -> bool:
 
 @torch.no_grad()
 def adds_twice(layer: Any) -> bool:
-    """Whether it is y + mlp(norm(y)) for y = x + attention(norm(x)), by what it computes with others in their places;
-    and the norms are plain ones. Its parts must be asked as ``fused_lora`` and ``joined_layers`` ask them: norms and
-    mlp with one argument, attention by name, with the angles that the layer was given."""
+    """Whether the layer computes y + mlp(norm(y)) for y = x + attention(norm(x)), tested with stand-ins for its parts,
+    and its norms are plain. It must call its parts as ``fused_lora`` and ``joined_layers`` do: norms and mlp with one
+    argument, attention with keyword arguments and the angles that the layer was given."""
     names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
     parts: list[Any] = [getattr(layer, name, None) for name in names]
     if not all(isinstance(part, nn.Module) for part in parts) or not all(map(is_rms_norm, parts[::2])):
         return False
     if not _is_made_of(layer, parts):
         return False
-    x, angles = torch.arange(1.0, 7.0).view(3, 2, 1), object()  # no two rows alike, and too many for a pair
+    x, angles = torch.arange(1.0, 7.0).view(3, 2, 1), object()  # no two rows alike, and too many to unpack as a pair
 
     def attend(*, hidden_states: Tensor, position_embeddings: Any, attention_mask: None, **_: Any) -> Any:
         return (3 * hidden_states if position_embeddings is angles and attention_mask is None else None), None
@@ -71,7 +71,7 @@ def adds_twice(layer: Any) -> bool:
         for part, stand_in in zip(parts, (partial(mul, 2), attend, partial(mul, 4), partial(mul, 5)), strict=True):
             part.forward = stand_in
         theirs = layer(x, attention_mask=None, position_embeddings=angles)
-    except Exception:  # whatever its own code makes of our stand-ins: it takes or gives something else
+    except Exception:  # any error: it calls its parts differently or expects other results
         return False
     finally:
         for part, forward in zip(parts, before, strict=True):
@@ -84,16 +84,16 @@ def adds_twice(layer: Any) -> bool:
 
 
 def _is_made_of(module: nn.Module, parts: Sequence[nn.Module]) -> bool:
-    """Whether it has no tensors but those of its parts. In a new model, a scale that is learned does not show in what
-    is computed: it is one."""
+    """Whether the module has no tensors but those of its parts. A learned scale would not show in the outputs of a new
+    model, where it is one."""
     known = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
     return all(id(tensor) in known for tensor in (*module.parameters(), *module.buffers()))
 
 
 def hands_on(model: Any) -> bool:
-    """Whether every decoder layer is given the very tensor that the one before returned, with nothing written into it,
-    the last norm that of the last one, and the decoder says what that norm says: nothing looks at what a layer says but
-    the next."""
+    """Whether nothing but the next layer reads a layer's output. Every decoder layer must receive the very tensor that
+    the previous one returned, with nothing written into it, the last norm that of the last layer, and the decoder must
+    return what this norm returns."""
     decoder = model.get_decoder()
     chain = [*getattr(decoder, "layers", ()), getattr(decoder, "norm", None)]
     if not all(isinstance(part, nn.Module) for part in chain):
@@ -118,7 +118,7 @@ def hands_on(model: Any) -> bool:
 
 
 class _Call(NamedTuple):
-    """What a part was given and what it said, and how often each had been written to."""
+    """What a module was given and what it returned, and how often each tensor had been written to."""
 
     part: nn.Module
     given: Tensor
@@ -129,7 +129,7 @@ class _Call(NamedTuple):
 
 @torch.no_grad()
 def is_rms_norm(module: Any) -> bool:
-    """By what it computes: some norms of that name add one to their weight."""
+    """Whether the module is a plain RMS norm, by comparing outputs: some norms of that name add one to their weight."""
     weight = getattr(module, "weight", None)
     if (
         not type(module).__name__.endswith("RMSNorm")

@@ -1,4 +1,4 @@
-"""The built-in tiny model, what it is taught, and a base that agents share with an adapter each."""
+"""The built-in tiny model and its supervised training, and a base that agents share with a LoRA adapter each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TinyShape:
-    """The built-in model: Qwen3 architecture, small enough to train in a minute on a CPU."""
+    """The size of the built-in model: Qwen3 architecture, small enough to train in a minute on a CPU."""
 
     layers: int = 2
     width: int = 64
@@ -33,14 +33,14 @@ class TinyShape:
 
 
 def quieten() -> None:
-    """Loading and saving say what matters through us; progress bars for each small file do not."""
+    """Turns off transformers' progress bars, which appear for each small file; TeamTR reports what matters itself."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
 
 def tiny_model(shape: TinyShape, seed: int) -> tuple[Any, Any]:
-    """(model, tokenizer), initialised from the seed alone."""
+    """(model, tokenizer), initialized from the seed alone."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = character_tokenizer()
@@ -74,10 +74,10 @@ def teach_form(
     batch: int,
     seed: int,
 ) -> None:
-    """Supervised steps on (prompt, message) pairs, so that an untrained model writes well-formed messages.
+    """Supervised training on (prompt, message) pairs, so that an untrained model writes well-formed messages.
 
-    What it learns is what the examples hold: the form alone, or a share of right content (a task's ``skill``). It says
-    in one line that it does so and for how long: the time of its second step, as the first one pays for starting.
+    What it learns depends on the examples: the form alone, or also a share of right content (a task's ``skill``). One
+    log line announces it and estimates its duration from the second step, because the first one includes start-up.
     """
     if not examples or steps == 0:
         return
@@ -100,7 +100,7 @@ def _teach(
     learning_rate: float,
     batch: int,
 ) -> None:
-    """All steps of the work."""
+    """Runs all steps of ``work``."""
     device, steps = next(model.parameters()).device, work.total or 0
     for step in range(steps):
         started = time.perf_counter()
@@ -130,8 +130,8 @@ def _teach(
 
 
 def share_base(model: Any, adapters: Mapping[str, Any], *, seed: int) -> Any:
-    """One frozen base with a LoRA adapter per agent: a PEFT model. ``adapters`` maps agents to (rank, alpha,
-    targets); an adapter starts as no change at all."""
+    """One frozen base with a LoRA adapter per agent, as a PEFT model. ``adapters`` maps agents to (rank, alpha,
+    targets); a new adapter changes nothing."""
     from peft import LoraConfig, get_peft_model
 
     shared: Any = None

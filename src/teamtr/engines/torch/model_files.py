@@ -1,4 +1,4 @@
-"""The files of a model's folder, looked at before anything is loaded: all there, readable, and safe to read."""
+"""Checks the files of a model's folder before anything is loaded: complete, readable, and safe to read."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ADAPTER = "adapter_config.json"
 PICKLES = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt")
 
 VOCABULARIES = ("tokenizer.json", "tekken.json", "*vocab*", "*.model", "*.tiktoken")
-"""The files that a tokenizer's tokens are in, one of which must be there."""
+"""Files that may hold a tokenizer's vocabulary, one of which must exist."""
 
 SHOWN = 3
-"""Tensors named in an error, at most."""
+"""Most tensors named in an error."""
 
 
 class ModelError(UserError):
-    """A model could not be built; says which and what to do."""
+    """A model could not be built; the message says which and what to do."""
 
 
 def check_folder(source: str, folder: Path) -> None:
-    """Everything that can be said of a model without loading it. Loaders would say it in other words, or not at all:
-    without a vocabulary they make an empty tokenizer, and what a pickle holds is run."""
+    """Checks everything that can be checked without loading the model. Loaders would report it in other words, or not
+    at all: without a vocabulary they make an empty tokenizer, and code in a pickle is run."""
     if not folder.is_dir():
         raise ModelError(f"model {source!r}: there is no such folder")
     if (folder / ADAPTER).is_file():
@@ -47,7 +47,7 @@ def check_folder(source: str, folder: Path) -> None:
 
 
 def _what_it_is_instead(source: str, folder: Path) -> str:
-    """Of a folder without config.json: a run and an exported team are often given for one of their agents."""
+    """What a folder without config.json is instead: runs and exported teams are often given for one of their agents."""
     if (folder / "checkpoints" / "commits").is_dir():
         return (
             f"this is a run folder, not a model; `teamtr export {shlex.quote(source)} FOLDER --agent NAME --merged` "
@@ -64,19 +64,20 @@ def _what_it_is_instead(source: str, folder: Path) -> str:
 
 
 def check_vocabulary(source: str, folder: Path) -> None:
-    """The files of the tokenizer alone."""
+    """Checks only the files of the tokenizer."""
     if not any(found for form in VOCABULARIES for found in folder.glob(form)):
         raise ModelError(
             f"model {source!r}: the folder has no tokenizer (no tokenizer.json and no other vocabulary); save the "
             "model's tokenizer into it as well"
         )
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
-        if (folder / name).is_file():  # not every folder has all of them; what is needed, the loader says
+        if (folder / name).is_file():  # optional here: the loader reports those it needs
             _mapping(source, folder / name)
 
 
 def where_tensors_are(source: str, folder: Path) -> dict[str, str]:
-    """The name of the file that holds each tensor, from the files' own headers; all of them whole and inside."""
+    """Maps each tensor to the name of the file that holds it, from the files' own headers. All files must be whole and
+    inside the folder."""
     explicit = _mapping(source, folder / "config.json").get("transformers_weights")
     names = [explicit] if isinstance(explicit, str) else [WEIGHTS, INDEX]
     for told in names:
@@ -105,7 +106,7 @@ def named(tensors: Iterable[str]) -> str:
 
 
 def conversion(source: str) -> str:
-    """How to write a model anew as safetensors, for whoever trusts its pickle."""
+    """A command that rewrites a model as safetensors, for users who trust its pickle."""
     read, kept = f"from_pretrained({source!r})", "save_pretrained('NEW')"
     return (
         'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
@@ -141,7 +142,8 @@ def _without_weights(source: str, folder: Path, names: list[str]) -> str:
 
 
 def _listed(source: str, index: Path) -> dict[str, str]:
-    """The index: tensors and the files that hold them. A file that is no safetensors would be unpickled."""
+    """The index: tensors and the files that hold them. Only safetensors files are accepted, because others would be
+    unpickled."""
     listed = _mapping(source, index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(shard, str) for shard in listed.values()):
         raise ModelError(f"model {source!r}: {index.name} has no weight_map of tensors to files; copy the folder anew")
@@ -164,7 +166,7 @@ def _require_inside(source: str, teller: str, name: str) -> None:
 
 
 def _tensors(source: str, folder: Path, name: str) -> set[str]:
-    """The tensors of one file, by its header; the file is as long as that says."""
+    """The tensors of one file, from its header; the file must have the length that the header implies."""
     try:
         with safe_open(folder / name, framework="pt") as stored:
             return set(stored.keys())

@@ -1,10 +1,10 @@
-"""Products of wide activations with an adapter's narrow factors, in half precision on a card.
+"""Products of wide activations with an adapter's narrow factors, in half precision on a GPU.
 
-Such a product computes next to nothing and reads everything: what it takes is how fast, and how often, activations are
-read. Libraries are made for wide factors; with narrow ones they read slowly, and once for each product. Here one pass
-over the gradient of a layer's output serves both that need it, also where layers that read the same x say it side by
-side: each has narrow factors of its own. Sums over many tokens or columns are made in parts, and these are added in a
-fixed order, so that the same numbers have the same bits.
+Such a product computes next to nothing and reads everything: its cost is how fast, and how often, activations are read.
+Libraries are made for wide factors; with narrow ones they read slowly, and once for each product. Here one pass over
+the gradient of a layer's output serves both products that need it. That also holds for layers that read the same x and
+whose outputs are side by side, each with narrow factors of its own. Sums over many tokens or columns are computed in
+parts, which are added in a fixed order, so that the same numbers give the same bits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 NARROW_TOKENS, ACROSS_TOKENS = 32, 64
-"""Tokens of a tile of the wide factor: in ``narrow``, and in ``across``, which adds up over tokens."""
+"""Tokens in a tile of the wide factor: in ``narrow``, and in ``across``, which sums over tokens."""
 SUMS = 8192
-"""Columns of a tile, times those of a narrow factor: what a program holds in registers."""
+"""Columns of a tile times those of a narrow factor: what a program holds in registers."""
 ADDED = 1024
-"""Numbers that a program adds parts of."""
+"""Numbers for which one program adds up partial sums."""
 PROGRAMS = 264
-"""Of a pass over a gradient: two for each processor of a large card."""
+"""Programs of a pass over a gradient: two for each multiprocessor of a large GPU."""
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def _across_kernel(
     wide, narrow, factor, across, along, places, scale, tokens, row, narrow_row, each, WIDTH: tl.constexpr,
     RANK: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of ``each`` tokens, all of one layer: their part of scale * wide' @ narrow, and with ``ALONG`` of
+    """Some columns, all of one layer, over ``each`` tokens: their part of scale * wide' @ narrow, and with ``ALONG`` of
     scale * wide @ factor."""
     block, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     start, end, layer = tl.load(places + 3 * block), tl.load(places + 3 * block + 1), tl.load(places + 3 * block + 2)
@@ -80,8 +80,8 @@ def _add_kernel(
     across, along, sums, found, firsts, shares, of_sums, of_found, programs, each, WIDTH: tl.constexpr,
     RANK: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
-    """The parts of both, one after the other; what belongs to tokens is rounded at the end: ``each`` programs for every
-    layer. Sums that are alone are turned, to the shape of A."""
+    """Adds the partial sums of both results, one after the other. Results by token are rounded at the end, by ``each``
+    programs for every layer. Without them, the sums are transposed to the shape of A."""
     place = tl.program_id(0)
     if ALONG and place >= programs:
         layer = (place - programs) // each
@@ -124,10 +124,10 @@ def across(wide_NW: Tensor, narrow_NR: Tensor) -> Tensor:
 def across_and_along(
     wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor, scale: float = 1.0, sizes: tuple[int, ...] = ()
 ) -> tuple[Tensor, Tensor]:
-    """wide' @ narrow in float32 and wide @ factor, rounded, both scaled, with one look at the wide one.
+    """wide' @ narrow in float32 and wide @ factor, rounded; both scaled, with one read of the wide factor.
 
-    ``sizes``: columns of several layers that stand side by side. Each has its own part of ``narrow``, side by side as
-    well, and its rows of ``factor``; what comes out is as they are.
+    ``sizes``: columns of several layers that are side by side. Each has its own columns of ``narrow``, side by side as
+    well, and its rows of ``factor``; the results are arranged in the same way.
     """
     sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous(), scale, sizes or (wide_NW.shape[1],))
     assert found_NR is not None
@@ -163,26 +163,26 @@ def _across(
 
 
 class _Work(NamedTuple):
-    """How a look at a wide factor is divided: blocks of columns, no two layers in one, and shares of the tokens."""
+    """How a pass over a wide factor is divided: blocks of columns, each within one layer, and shares of the tokens."""
 
     columns: int
     ranks: int
     blocks: int
     shares: int
     each: int
-    """Tokens of a share."""
+    """Tokens per share."""
     summing: int
-    """Programs that add up sums over tokens."""
+    """Programs that add up the sums over tokens."""
     adding: int
-    """And those over the columns of one layer."""
+    """Programs that add up the sums over the columns of one layer."""
 
     @staticmethod
-    @lru_cache(maxsize=256)  # the layers of a model ask the same
+    @lru_cache(maxsize=256)  # the layers of a model share a few shapes
     def of(tokens: int, sizes: tuple[int, ...], rank: int, programs: int) -> _Work:
         columns = _columns(max(sizes), rank)
         blocks = sum(_parts(size, columns) for size in sizes)
         each = ACROSS_TOKENS * max(1, _parts(tokens, ACROSS_TOKENS * max(1, programs // blocks)))
-        shares = max(1, _parts(tokens, each))  # of no tokens at all, sums are zero
+        shares = max(1, _parts(tokens, each))  # at least one: without tokens, sums are zero
         return _Work(
             columns, _ranks(rank), blocks, shares, each, _parts(sum(sizes) * rank, ADDED), _parts(tokens * rank, ADDED)
         )
@@ -190,8 +190,8 @@ class _Work(NamedTuple):
 
 @cache
 def _tables(sizes: tuple[int, ...], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each block: its first column, the end of its layer's, and which layer that is. And the first block of each
-    layer, with the number of all at the end."""
+    """For each block: its first column, the end of its layer's columns, and the layer. Then the first block of each
+    layer, with the number of blocks at the end."""
     places, firsts, end = [], [0], 0
     for layer, size in enumerate(sizes):
         start, end = end, end + size
@@ -202,7 +202,7 @@ def _tables(sizes: tuple[int, ...], columns: int, device: torch.device) -> tuple
 
 
 def _by_row(wide_NW: Tensor) -> Tensor:
-    """Numbers of a row side by side; rows may lie apart."""
+    """Contiguous within each row; rows may have any stride."""
     return wide_NW if wide_NW.stride(1) == 1 else wide_NW.contiguous()
 
 
@@ -217,5 +217,5 @@ def _ranks(rank: int) -> int:
 
 
 def _parts(whole: int, each: int) -> int:
-    """How many of at most so many each."""
+    """How many parts of at most ``each`` make up the whole."""
     return -(-whole // each)

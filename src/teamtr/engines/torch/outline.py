@@ -1,9 +1,9 @@
 """A model without its weights, made by transformers' own loader, and where each weight is stored.
 
-The loader is given stand-ins: tensors of the right shape that take no memory and that nobody would mistake for
-weights. Names, shapes, buffers and ties are then what they would be, and a stand-in that is found in the model says
-which stored tensor belongs there. Whatever the loader computes from several tensors, or from a part of one, shows by
-not being a stand-in any more; such a model is loaded as a whole (``NotInParts``).
+The loader is given stand-ins: tensors of the right shape that take almost no memory and cannot be mistaken for weights.
+Names, shapes, buffers and ties are then as usual, and a stand-in found in the model shows which stored tensor belongs
+there. Whatever the loader computes from several tensors, or from a part of one, is no stand-in any more; such a model
+is loaded as a whole (``NotInParts``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from teamtr.engines.torch.model_files import named
 
 
 class NotInParts(Exception):
-    """The weights of this model cannot be read one by one; says why."""
+    """The weights of this model cannot be read one by one; the message says why."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a model holds one of its tensors. Wrapping modules in others does not move it."""
+    """Where a model holds one of its tensors. It stays valid when modules are wrapped in others."""
 
     module: nn.Module
     name: str
@@ -45,7 +45,7 @@ class Slot:
 
 
 def slots_of(model: nn.Module) -> dict[str, Slot]:
-    """Of every parameter and buffer, tied ones once, by the name that it has now."""
+    """The slot of every parameter and buffer, by its current name; tied ones once."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     modules = dict(model.named_modules())
     return {name: Slot(modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in tensors}
@@ -57,12 +57,12 @@ class Outline:
 
     model: Any
     info: Mapping[str, Any]
-    """What the loader has to say: missing, mismatched and unexpected tensors."""
+    """What the loader reports: missing, mismatched and unexpected tensors."""
     stored: Mapping[str, StoredTensor]
 
 
 def outline(model_class: Any, config: Any, folder: Path, files: Mapping[str, str]) -> Outline:
-    """``files``: which file of the folder holds each stored tensor."""
+    """Builds the outline of a stored model. ``files``: which file of the folder holds each tensor."""
     if getattr(config, "quantization_config", None) is not None:
         raise NotInParts("its weights are quantized")
     stand_ins = {key: _stand_in(shape) for key, shape in _shapes(folder, files).items()}
@@ -85,7 +85,7 @@ def outline(model_class: Any, config: Any, folder: Path, files: Mapping[str, str
             stored[name] = StoredTensor(folder / files[key], key)
         elif name in kept:
             converted.append(name)
-    absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}  # an error of the caller's
+    absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}  # the caller reports them
     if converted := [name for name in converted if name not in absent]:
         raise NotInParts(f"transformers converts its weights as it loads them ({named(converted)})")
     names = [name for name, _ in model.get_decoder().layers.named_parameters(remove_duplicate=False)]
@@ -99,14 +99,14 @@ def outline(model_class: Any, config: Any, folder: Path, files: Mapping[str, str
 
 @dataclass(frozen=True)
 class Unread:
-    """The weights that one model still has to read. ``slots`` and ``stored`` are by the names that its tensors had when
-    it was made; slots without anything stored are computed."""
+    """The weights that a model still has to read. ``slots`` and ``stored`` are keyed by the names that its tensors had
+    when it was made; slots with nothing stored are computed."""
 
     slots: Mapping[str, Slot]
     stored: Mapping[str, StoredTensor]
 
     def forget_layers(self, layers: nn.ModuleList) -> None:
-        """Leave no values in the layers, so that whoever spreads them copies none."""
+        """Drops the values of the layers' parameters, so that none are copied when the layers are partitioned."""
         within = set(layers.modules())
         for slot in self.slots.values():
             if slot.module in within and slot.is_parameter:
@@ -115,8 +115,8 @@ class Unread:
 
     @torch.no_grad()
     def read(self, device: torch.device) -> int:
-        """From the files into the model, one tensor after the other: of spread ones the rows of this process, the
-        others whole and onto the device. Returns the bytes that were read."""
+        """Reads the weights from the files into the model, one tensor after the other: of partitioned ones the rows of
+        this process, the others whole and onto the device. Returns the number of bytes read."""
         with Reader() as reader:
             for name, stored in self.stored.items():
                 tensor = self.slots[name].tensor
@@ -135,8 +135,8 @@ def _shapes(folder: Path, files: Mapping[str, str]) -> dict[str, list[int]]:
 
 
 def _stand_in(shape: list[int]) -> Tensor:
-    """As many elements as are needed to tell its axes apart. They are no numbers: weights that were never read would
-    show, and two stand-ins are never equal."""
+    """A tensor with as few elements as distinguish its axes. They are NaN: weights that were never read are noticed,
+    and two stand-ins are never equal."""
     if not shape:
         return torch.full((), torch.nan)
     strides = list(range(len(shape) - 1, -1, -1))

@@ -1,4 +1,4 @@
-"""Rows of token ids end to end, with every common beginning kept once: the episodes of a group share their problem.
+"""Packs rows of token ids end to end with every common prefix kept once: the episodes of a group share their problem.
 
 Linear layers, norms and embeddings then see each token once. Attention sees whole rows: tokens are spread to them, and
 their gradients are gathered again.
@@ -25,9 +25,9 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Packing:
-    """Tokens that are kept, and which of them make up each row.
+    """The tokens that are kept, and which of them make up each row.
 
-    ``leaves`` are the rows that no other row begins with: attention over them is attention over all.
+    ``leaves`` are the rows that are not a prefix of another row: attention over them is attention over all.
     """
 
     ids_N: Ids
@@ -37,9 +37,10 @@ class Packing:
 
 
 def pack(rows: Sequence[Ids]) -> Packing:
-    """Sorted, rows with a common beginning are neighbours; each takes over what it shares with the one before."""
+    """Packs rows by sorting them: rows with a common prefix are then neighbors, and each reuses what it shares with the
+    one before."""
     keys = _keys(rows)
-    last = {key: b for b, key in enumerate(keys)}  # many rows of a group are the same
+    last = {key: b for b, key in enumerate(keys)}  # many rows of a group are identical
     ordered = sorted(last)
     distinct = [rows[last[key]] for key in ordered]
     lengths = np.array([len(row) for row in distinct], dtype=np.int64)
@@ -64,15 +65,15 @@ def pack(rows: Sequence[Ids]) -> Packing:
 
 
 def _keys(rows: Sequence[Ids]) -> list[bytes]:
-    """What rows are sorted by: the bytes of their ids, highest first, so that they sort as the ids do."""
+    """Sort keys of the rows: the big-endian bytes of their ids, which sort as the ids do."""
     ids = np.concatenate(rows).astype(">i4").tobytes()
     ends = np.cumsum([4 * len(row) for row in rows]).tolist()
     return [ids[start:end] for start, end in pairwise([0, *ends])]
 
 
 def _shared(ids: Ids, lengths: Places, ends: Places) -> Places:
-    """How many tokens each of the rows has in common with the one before, from the beginning on, when they stand end to
-    end. All in one comparison, and in as much memory as the rows themselves take."""
+    """Length of the prefix that each row shares with the one before, for rows that are end to end in ``ids``. All in
+    one comparison, and in as much memory as the rows themselves take."""
     if len(lengths) == 1:
         return np.zeros(1, dtype=np.int64)
     pairs = np.minimum(lengths[:-1], lengths[1:])
@@ -81,13 +82,13 @@ def _shared(ids: Ids, lengths: Places, ends: Places) -> Places:
     starts = ends - lengths
     differs = ids[within + np.repeat(starts[:-1], pairs)] != ids[within + np.repeat(starts[1:], pairs)]
     places = np.append(np.flatnonzero(differs), before_ends[-1])
-    first = places[np.searchsorted(places, before_ends - pairs)]  # at or behind the beginning of each pair
+    first = places[np.searchsorted(places, before_ends - pairs)]  # at or after the beginning of each pair
     return np.append(0, np.minimum(first, before_ends) - (before_ends - pairs))
 
 
 class Further(NamedTuple):
-    """The ``several`` rows of a source that have copies beyond the first, at ``further``. To be added up, each of those
-    is put at its ``slot`` among ``most`` for each of the several; the others stay zeros."""
+    """Rows of a source that have copies beyond the first (``several``), and the places of those copies (``further``).
+    To be added up, each copy is written to its ``slot`` among ``most`` per row; unused slots stay zero."""
 
     several: Tensor
     further: Tensor
@@ -96,7 +97,8 @@ class Further(NamedTuple):
 
     @staticmethod
     def of(by_source: Places, starts: Places, copies: Places, device: torch.device) -> Further:
-        """``by_source``: where copies stand, source by source; of each source where they begin there, and how many."""
+        """``by_source``: places of copies, source row by source row; ``starts`` and ``copies``: where those of each row
+        begin there, and how many there are."""
         several = np.flatnonzero(copies > 1)
         more = copies[several] - 1
         most = int(more.max())
@@ -107,7 +109,7 @@ class Further(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Where copies stand, source by source, and where each one's begin among these, with the number of all at the
+    """Places of copies, source row by source row, and where those of each row begin, with the number of all at the
     end."""
 
     places: Tensor
@@ -120,10 +122,10 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True)
 class Spread:
-    """``source[taken]`` whose gradient adds up copies in a fixed order, as one sum, without contention.
+    """``source[taken]`` with a gradient that adds up copies in a fixed order, as one sum, without contention.
 
-    ``own`` are the rows of the source that are taken at all (None: every one, in order), ``first`` is where each one's
-    first copy stands, and ``origin`` the other way round: which of them has its first copy at a place, -1 for none.
+    ``own`` are the rows of the source that are taken at all (None: every one, in order). ``first`` is the place of each
+    one's first copy, and ``origin`` is the inverse: which of them has its first copy at a place, -1 for none.
     """
 
     taken: Tensor
@@ -131,12 +133,12 @@ class Spread:
     origin: Tensor
     own: Tensor | None
     copies: Further | Runs | None
-    """None: no more than the first one counts."""
+    """None: only the first copy counts."""
 
     @staticmethod
     def of(taken: Places, count: int, device: torch.device, *, in_runs: bool = False) -> Spread:
-        """``count`` rows in the source; a place below zero is padding: whatever stands there has no gradient.
-        ``in_runs``: a kernel adds up copies."""
+        """``count``: rows in the source. A place below zero is padding, which has no gradient. ``in_runs``: a kernel
+        adds up copies."""
         real_places = np.flatnonzero(taken >= 0)
         by_source = real_places[np.argsort(taken[real_places], kind="stable")]
         own, starts, copies = np.unique(taken[by_source], return_index=True, return_counts=True)
@@ -156,7 +158,8 @@ class Spread:
 
     @cached_property
     def first_only(self) -> Spread:
-        """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
+        """For results of which only first copies are read: the gradients of the others are zero and need not be
+        added."""
         return replace(self, copies=None)
 
     def __call__(self, source: Tensor) -> Tensor:
@@ -164,7 +167,7 @@ class Spread:
         return spread
 
     def gather(self, spread: Tensor) -> Tensor:
-        """The first copy of every row of the source; all of them must be taken."""
+        """The first copy of every row of the source; all rows must be taken."""
         gathered: Tensor = _Gather.apply(spread, self.first, self.origin)
         return gathered
 
@@ -198,8 +201,8 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """``source[places]`` for places that are all different: autograd, not knowing that, would add them up one by one,
-    at several times the cost of attention itself."""
+    """``source[places]`` for distinct places. autograd cannot assume that they are distinct and would add them up one
+    by one, at several times the cost of attention itself."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, places: Tensor, origin: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Sampling with transformers' own cache, on any device: all rows of a batch token by token, to the end of the last."""
+"""Sampling with transformers' own KV cache, on any device: all rows of a batch token by token, until the last one
+ends."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ from teamtr.types import Finish, Floats, Ids
 
 @dataclass(frozen=True)
 class PlainSampler:
-    """``body`` is the decoder and gives hidden states, of which ``head`` makes log-probabilities. Without ``pads``
-    padding would be read: prompts of one length are sampled at a time, each for itself in the cache. ``keep`` is told
-    of each message what its tokens were drawn from: prompt, message, and features [T, H]."""
+    """Samples a batch of prompts. ``body`` is the decoder, which returns hidden states; ``head`` gives the layer that
+    maps them to logits. Without ``pads`` padding would be read: prompts of one length are sampled at a time, and
+    identical ones do not share a prefill. ``keep`` is called for each message with the prompt, the message, and the
+    features that its tokens were drawn from, [T, H]."""
 
     causal_lm: Any
     device: torch.device
@@ -66,7 +68,7 @@ class PlainSampler:
         follow: Follow,
         work: Work,
     ) -> list[Sample]:
-        """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
+        """Decodes all prompts token by token; identical prompts are prefilled once, if the cache can be copied."""
         from transformers import DynamicCache
 
         self.causal_lm.eval()
@@ -86,7 +88,7 @@ class PlainSampler:
         hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
 
         head = self.head()
-        uniform_BT = torch.tensor(noise_BT, device=self.device)  # a copy: what comes from other processes is read-only
+        uniform_BT = torch.tensor(noise_BT, device=self.device)  # a copy: arrays from other processes are read-only
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         tokens: list[Tensor] = []
@@ -135,7 +137,7 @@ class PlainSampler:
 def _written(
     rows_B: Tensor, tokens: Sequence[Tensor], scores: Sequence[Tensor], finish: Finish
 ) -> Iterator[tuple[int, Sample]]:
-    """All that these rows have said up to now."""
+    """The samples of these rows, of all tokens so far."""
     rows = rows_B.nonzero().squeeze(-1)
     if not len(rows):
         return
@@ -145,7 +147,7 @@ def _written(
 
 
 def _unwanted(follow: Follow, open_B: Tensor, before: int, ids_B: Tensor) -> Tensor:
-    """Tell of the next token of every open row; which of them nobody wants any more."""
+    """Reports the next token of every open row to ``follow``; returns which rows are not wanted any more."""
     left_B = torch.zeros_like(open_B)
     ids = ids_B.cpu().numpy().astype(np.int32)
     for row in open_B.nonzero().squeeze(-1).tolist():
@@ -164,7 +166,7 @@ def _followed_as(follow: Follow, rows: Sequence[int], place: int, before: int, t
 def pad_batch(
     rows: Sequence[Ids], side: Literal["left", "right"], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids, mask, positions). Mask and positions come from lengths; the padded ids are never looked at."""
+    """(ids, mask, positions). Mask and positions are computed from lengths, never from the padded ids."""
     longest = max(len(r) for r in rows)
     ids_BL = np.zeros((len(rows), longest), dtype=np.int64)
     mask_BL = np.zeros((len(rows), longest), dtype=np.int64)

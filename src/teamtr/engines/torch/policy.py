@@ -53,14 +53,14 @@ _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class TransformerPolicy(Policy):
-    """``model`` is a causal LM of transformers. With ``adapter``, it is a PEFT model and only that adapter is
-    trained; several policies then share one ``model`` and switch its active adapter before they compute.
+    """A policy over ``model``, a causal LM of transformers. With ``adapter``, it is a PEFT model and only that adapter
+    is trained; several policies then share one ``model`` and switch its active adapter before they compute.
 
     ``alike``: a policy of the same model that was made with a new adapter (which changes nothing) on the same layers.
-    What it found of the architecture holds here too, and is not computed again.
+    Its checks of the architecture are reused.
 
-    The body runs in ``precision``; the head adds up in float32 whatever its inputs, because rounding there alone can
-    cost more KL than a radius.
+    The body runs in ``precision``; the head accumulates in float32 whatever its inputs, because rounding there alone
+    can cost more KL than a radius.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TransformerPolicy(Policy):
         self.adapter = adapter
         self.base_version = base_version
         self.temperature = temperature
-        self.precision: str = "fp32"  # while it is looked at
+        self.precision: str = "fp32"  # during the checks below
         self.causal_lm = model.get_base_model() if adapter else model
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
@@ -106,7 +106,7 @@ class TransformerPolicy(Policy):
         return f"plain {self.precision}"
 
     def frozen_half_bytes(self) -> int:
-        """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
+        """Memory of half-precision copies of the base's weights, kept beside the full ones when training uses them."""
         if self.fused is None or self.precision not in _HALF:
             return 0
         weights: list[Tensor] = []
@@ -123,14 +123,14 @@ class TransformerPolicy(Policy):
 
     @cached_property
     def _parameters(self) -> dict[str, nn.Parameter]:
-        """Looked up once: a base with the adapters of a whole team has thousands of modules."""
+        """Cached: a base with the adapters of a whole team has thousands of modules."""
         if self.adapter is None:
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        """An adapter that changes nothing is its base, whatever its first factors were drawn as: they are zeros here,
-        so that the same policy has one hash."""
+        """An adapter that changes nothing equals its base, whatever its first factors were initialized to. They are
+        zeros here, so that the same policy has one hash."""
         found = super().initial_parameters()
         if self.adapter is None:
             return found
@@ -154,15 +154,15 @@ class TransformerPolicy(Policy):
         self._files.load(folder)
 
     def start_from(self, folder: Path) -> None:
-        """Begin with a stored adapter. Raises ModelError where it is not of this shape."""
+        """Loads a stored adapter to start from. Raises ModelError if its tensors have other shapes."""
         self._files.start_from(folder)
 
     # -- computing --------------------------------------------------------------------------------------------
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """The right adapter is on, matrix products run in the chosen precision, and the layout of the packed batch
-        stays in place for layers that the backward pass computes again."""
+        """Activates the adapter, sets the precision of matrix products, and keeps the layouts of packed batches in
+        place for layers that the backward pass recomputes."""
         if self.adapter is not None and self.model.active_adapter != self.adapter:
             self.model.set_adapter(self.adapter)
         if self.fused is not None:
@@ -195,7 +195,7 @@ class TransformerPolicy(Policy):
             with ExitStack() as own:
                 own.enter_context(attending(self.causal_lm, layout))
                 found = self.causal_lm.get_decoder()(**inputs)
-                self._layouts.push(own.pop_all())  # only a pass that went through is computed again by its gradient
+                self._layouts.push(own.pop_all())  # only a pass that succeeded is recomputed for its gradient
                 return found
 
     @property
@@ -216,7 +216,7 @@ class TransformerPolicy(Policy):
         return True
 
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        if self.causal_lm.training != (self.recomputes and torch.is_grad_enabled()):  # asking is cheap, telling is not
+        if self.causal_lm.training != (self.recomputes and torch.is_grad_enabled()):  # train() is slow, unlike this
             self.causal_lm.train(not self.causal_lm.training)
         if not all(map(len, prompts)):
             raise UserError(
@@ -246,7 +246,7 @@ class TransformerPolicy(Policy):
         return self._predicting(hidden_NH, packing.rows, prompts)
 
     def _predicting(self, hidden_NH: Tensor, rows: Sequence[NDArray[np.int64]], prompts: Sequence[Ids]) -> Tensor:
-        """The hidden states that predict message tokens, when row b stands at ``rows[b]``."""
+        """The hidden states that predict message tokens, where row b is at ``rows[b]``."""
         places = np.concatenate([row[len(prompt) - 1 :] for row, prompt in zip(rows, prompts, strict=True)])
         return Spread.of(places, len(hidden_NH), self.device)(hidden_NH)
 
@@ -265,15 +265,15 @@ class TransformerPolicy(Policy):
         return LinearHead(self.causal_lm.get_output_embeddings().weight.shape[1], self.device)
 
     def _half_of_head(self, weight: Tensor) -> Tensor | None:
-        """The head's weight in float16 where training with adapters uses it: kept, since it never changes. One that is
-        kept in half precision is cast in passing."""
+        """The head's weight in float16, if training with adapters uses it. The copy is cached, since the weight never
+        changes. A weight stored in half precision is returned as it is and cast on the fly."""
         if self.fused is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
             return None
         return self.fused.half_of(weight, torch.float16) if weight.dtype == torch.float32 else weight
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the body computes in."""
+        """The dtype that the body computes in."""
         return _HALF.get(self.precision, torch.float32)
 
     @property
@@ -307,13 +307,13 @@ class TransformerPolicy(Policy):
             self._check_layouts()
         except (UserError, MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # of whatever architecture this is
+        except Exception as error:  # anything that an unknown architecture raises
             raise UserError(self._why_not(error)) from error
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Some architectures scale or cap their logits after the head, for which ours would be wrong; some let a token
-        look at later ones, and have no probability of a message."""
+        """Raises UserError if the architecture scales or caps its logits after the head, for which ours would be wrong,
+        or if a token attends to later ones, so that a message has no probability."""
         self.causal_lm.eval()
         ids = torch.tensor([[3, 2, 1, 0]], device=self.device)
         with self.computing():
@@ -334,7 +334,8 @@ class TransformerPolicy(Policy):
 
     @torch.no_grad()
     def _check_layouts(self) -> None:
-        """Rows end to end, pages, and padding on the left need an architecture whose tokens meet in attention alone."""
+        """Packed rows, KV blocks and left padding need an architecture whose tokens interact in attention alone;
+        otherwise falls back to paths without them."""
         try:
             with self.computing():
                 listening = require_attention_alone(self.causal_lm)
@@ -365,7 +366,7 @@ class TransformerPolicy(Policy):
         )
 
     def _check_cache(self) -> None:
-        """A message drawn with the cache, and scored as a whole."""
+        """Checks that a message drawn with the cache has the same log-probabilities when scored as a whole."""
         prompts = [np.array([3, 2, 1], dtype=np.int32), np.array([1, 2, 3, 2, 1], dtype=np.int32)]
         drawn = self._sample_plainly(prompts, uniforms(0, 2, 4), TokenSampler(1.0))
         messages = [sample.token_ids for sample in drawn]
@@ -399,7 +400,7 @@ class TransformerPolicy(Policy):
             self._sample_otherwise()
 
     def _sample_otherwise(self) -> None:
-        """In the other precision from now on."""
+        """Samples in the fallback precision from now on; raises UserError if there is none."""
         broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
         if self.serving is None or not self.serving.fall_back():
             raise UserError(
@@ -423,7 +424,7 @@ class TransformerPolicy(Policy):
         return f"adapters of {self.base_version}" if by_row and why_not(self.causal_lm) is None else ""
 
     def paged(self, version: str, drawing: TokenSampler) -> Paged | None:
-        """The server of this architecture, and this agent as one who speaks there."""
+        """The server of this architecture, and this agent as a ``Speaker`` there."""
         if self.serving is None:
             return None
         try:
@@ -462,8 +463,8 @@ class TransformerPolicy(Policy):
         return self._sample_plainly(prompts, uniform_BT, drawing, heard, follow, keep)
 
     def keep_features(self, keep: Keep | None) -> None:
-        """On a CPU, where runs repeat to the bit, features must not depend on what earlier calls left in pages: a run
-        that was resumed has none."""
+        """On a CPU, where runs repeat bit for bit, features must not depend on KV blocks that earlier calls left: a
+        resumed run has none."""
         if keep is not None and self.serving is not None:
             if not self.serving.keeps:
                 raise RuntimeError("this sampler was made without keeps: it has no room for features")
@@ -472,7 +473,7 @@ class TransformerPolicy(Policy):
         self.keep = keep
 
     def reserve(self, rows: int, prompt: int, message: int) -> None:
-        """Take the memory that sampling so many messages of at most these lengths will take."""
+        """Allocates the memory for sampling this many messages of at most these lengths."""
         if self.serving is not None:
             try:
                 self._server(self.serving).reserve([prompt] * rows, message)

@@ -1,4 +1,4 @@
-"""The files of a policy: the weights of a whole model or of one adapter on it, and what others need to read them."""
+"""The files of a policy: the weights of a whole model or of one adapter, and what else is needed to read them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from teamtr.engines.transfer import off_the_card
 
 @dataclass
 class PolicyFiles:
-    """``model`` is a causal LM of transformers or, with an ``adapter``, a PEFT model; ``parameters`` are those that
-    the policy trains."""
+    """Writes and reads a policy. ``model`` is a causal LM of transformers or, with an ``adapter``, a PEFT model;
+    ``parameters`` are those that the policy trains."""
 
     model: Any
     tokenizer: Any
@@ -42,18 +42,18 @@ class PolicyFiles:
             weights = off_the_card(self.model.state_dict() if self.adapter is None else _detached(self.parameters))
         if not write:
             return write_nothing
-        # Here and once: tokenizers may not be written by one thread while another one uses them.
+        # Here and once: a tokenizer must not be saved by one thread while another one uses it.
         tokenizer = self._tokenizer_files
         return lambda folder: self._write(folder, weights, tokenizer)
 
     def _write(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: Mapping[str, bytes]) -> None:
-        given = dict(weights)  # tied ones are taken out of it
+        given = dict(weights)  # save_pretrained removes tied ones from it
         if self.adapter is None:
             self.model.save_pretrained(folder, state_dict=given)
             if file_precision(self.model) != torch.float32:
                 note(folder / "config.json", file_precision(self.model))
         else:
-            # "auto" would ask the hub about the base's vocabulary at every checkpoint
+            # "auto" would query the hub about the base's vocabulary at every checkpoint
             settings = {"selected_adapters": [self.adapter], "save_embedding_layers": False}
             self.model.save_pretrained(folder, state_dict=given, **settings)
             nested = folder / self.adapter  # PEFT puts adapters of any name but "default" one folder down
@@ -71,7 +71,7 @@ class PolicyFiles:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Tensor after tensor, and of spread ones the rows of this process alone."""
+        """Reads tensor by tensor; of partitioned ones, only the rows of this process."""
         own = self.parameters
         if self.adapter is None:
             stored = tensors_in(sorted(folder.glob("model*.safetensors")))
@@ -86,7 +86,7 @@ class PolicyFiles:
                 reader.into(parameter, stored[name])
 
     def start_from(self, folder: Path) -> None:
-        """Begin with a stored adapter. Raises ModelError where it is not of this shape."""
+        """Loads a stored adapter to start from. Raises ModelError if its tensors have other shapes."""
         assert self.adapter is not None
         own = self.parameters
         require_tensors(folder, {k: p.shape for k, p in own.items()}, {k: _stored_key(k, self.adapter) for k in own})
@@ -94,8 +94,9 @@ class PolicyFiles:
 
 
 def _settle(file: Path, config: Any) -> None:
-    """PEFT writes its sets in the order of their hashes, which is another in every process, and where the base lies on
-    this machine; the run knows that, and may move. A folder is told by its name."""
+    """Makes PEFT's config independent of process and machine. PEFT writes sets in hash order, which differs between
+    processes, and the path of the base, which the run records itself and which may change; only the folder's name is
+    kept."""
     settings = json.loads(file.read_text())
     base = settings.get("base_model_name_or_path")
     if base and Path(base).is_absolute():
@@ -115,12 +116,12 @@ def belongs_to(parameter: str, adapter: str) -> bool:
 
 
 def _adapter_key(stored: str, adapter: str) -> str:
-    """PEFT drops the adapter's name when it saves: put it back."""
+    """The parameter of a stored tensor: PEFT drops the adapter's name when it saves."""
     stem, _, last = stored.rpartition(".")
     return f"{stem}.{adapter}.{last}"
 
 
 def _stored_key(parameter: str, adapter: str) -> str:
-    """The way back: ``....lora_A.ADAPTER.weight`` as PEFT saves it."""
+    """The inverse: the name under which PEFT saves ``....lora_A.ADAPTER.weight``."""
     stem, _, last = parameter.rpartition(".")
     return f"{stem.removesuffix(f'.{adapter}')}.{last}"

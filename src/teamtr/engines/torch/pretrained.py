@@ -1,4 +1,5 @@
-"""Models and tokenizers from a folder or a hub id: whole, finite, from safetensors, and without running their code."""
+"""Loads models and tokenizers from a folder or a hub id: complete, finite, from safetensors, and without running their
+code."""
 
 from __future__ import annotations
 
@@ -34,14 +35,15 @@ from teamtr.errors import first_line
 from teamtr.progress import working
 
 HUB_SECONDS = 10.0
-"""How long the hub may take to say whether it knows a model."""
+"""Timeout of the query whether the hub has a model."""
 
 _MASKS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$")
-"""Causal masks that early versions of transformers stored beside the weights, for GPT-2 and its kin."""
+"""Causal masks that early versions of transformers stored beside the weights, for GPT-2 and related models."""
 
 
 def load_pretrained(source: str, revision: str | None = None, device: torch.device | str = "cpu") -> tuple[Any, Any]:
-    """(model, tokenizer) from a folder or a hub id, in float32 on the device: whole and finite, or a ModelError."""
+    """(model, tokenizer) from a folder or a hub id, in float32 on the device. Raises ModelError unless it is complete
+    and finite."""
     from transformers import AutoModelForCausalLM
 
     place = _place(source, revision)
@@ -52,7 +54,7 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
             dtype=torch.float32,
             trust_remote_code=False,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # an error of ours, which names them
+            ignore_mismatched_sizes=True,  # _require_whole raises and names them
             output_loading_info=True,
             **place.options,
         )
@@ -61,13 +63,13 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
     _require_whole(place, model, info)
     if place.stored is not None:
         remember(model, precision_in(place.stored, where_tensors_are(source, place.stored).values()))
-    model.to(device)  # where a billion numbers are looked at in no time
+    model.to(device)  # where checking a billion numbers is fast
     require_finite(model.state_dict(), f"model {source!r}", place.stored)
     return model, tokenizer
 
 
 def _weight(place: _Place) -> str:
-    """How much there is to read, where that is known before."""
+    """The size of the files to read, in words, if it is known in advance."""
     if place.stored is None:
         return ""
     size = sum(file.stat().st_size for file in place.stored.glob("*.safetensors"))
@@ -85,13 +87,13 @@ class Unloaded:
     folder: Path
 
     def require_finite(self, tensors: Mapping[str, Tensor]) -> None:
-        """Of the weights, once they were read."""
+        """Checks the weights after they were read."""
         require_finite(tensors, f"model {self.source!r}", self.folder)
 
 
 def load_outline(source: str, revision: str | None = None) -> Unloaded:
-    """What ``load_pretrained`` gives, without its weights. Raises NotInParts where it takes the whole model to make
-    them, and ModelError as that does, but for values, which nobody has looked at yet."""
+    """``load_pretrained`` without the weights. Raises NotInParts if only the whole model can be loaded, and ModelError
+    like ``load_pretrained`` except for values, which are not checked yet."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 
     place = _place(source, revision)
@@ -102,7 +104,7 @@ def load_outline(source: str, revision: str | None = None) -> Unloaded:
         model = found.model
         try:
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        except OSError:  # as the loader does: old configs hold it
+        except OSError:  # as the loader does: old models have it in config.json
             model.generation_config = GenerationConfig.from_pretrained(
                 folder, config_file_name="config.json", _from_model_config=True
             )
@@ -113,7 +115,7 @@ def load_outline(source: str, revision: str | None = None) -> Unloaded:
 
 
 def _before_weights(place: _Place) -> tuple[Any, Any]:
-    """(tokenizer, config) of a causal language model, whose folder is as it should be."""
+    """(tokenizer, config) of a causal language model, after checking its folder."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     if place.folder is not None:
@@ -129,7 +131,7 @@ def _before_weights(place: _Place) -> tuple[Any, Any]:
 
 
 def _fetched(place: _Place) -> Path:
-    """The folder with all files of a model; those of a hub id are downloaded, or found in its cache."""
+    """The folder with all files of a model; those of a hub id are downloaded, or found in the hub's cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -150,7 +152,7 @@ def _fetched(place: _Place) -> Path:
         try:
             index = fetch(INDEX)
         except EntryNotFoundError as error:
-            raise NotInParts("there are no safetensors of it") from error  # which the loader explains
+            raise NotInParts("there are no safetensors of it") from error  # the loader explains it
         for name in sorted(set(json.loads(index.read_bytes()).get("weight_map", {}).values())):
             fetch(name)
     return config.parent
@@ -167,15 +169,15 @@ def load_tokenizer(source: str, revision: str | None = None) -> Any:
 
 
 def require_source(source: str, revision: str | None = None) -> None:
-    """Raises a ModelError for a folder that cannot be loaded, and where neither the hub nor its cache has this id."""
+    """Raises ModelError for a folder that cannot be loaded, and for an id that neither the hub nor its cache has."""
     place = _place(source, revision)
     if place.folder is not None:
         check_folder(source, place.folder)
 
 
 def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None = None) -> None:
-    """Raises a ModelError that names the tensors with values that are no finite numbers, and the files they are in. Of
-    what processes hold in parts, all of them say the same."""
+    """Raises a ModelError that names the tensors with values that are not finite numbers, and their files. For
+    partitioned tensors, all processes get the same result."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
     parts = torch.tensor([int(not _is_finite(own(tensors[name]))) for name in names])
     if any(is_spread(tensors[name]) for name in names):
@@ -184,14 +186,14 @@ def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None
     if not broken:
         return
     where = named(broken)
-    if stored is not None:  # under the names of the files: some loaders rename tensors
+    if stored is not None:  # by their names in the files: some loaders rename tensors
         in_files = non_finite_in(stored, where_tensors_are(told, stored).values())
         where = named(f"{tensor} in {file}" for tensor, file in in_files) or where
     raise ModelError(f"{told} has weights that are not finite numbers ({where}): take a model that is whole")
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By its least and greatest number, which are NaN where any number is: read once, and nothing written."""
+    """Checks the minimum and maximum, which are NaN if any number is: one read, and nothing written."""
     if tensor.numel() == 0:
         return True
     ends = torch.aminmax(tensor.detach().float() if tensor.element_size() == 1 else tensor.detach())
@@ -200,7 +202,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a model is: ``where`` and ``options`` for loaders; ``folder`` None for a hub id."""
+    """Where a model is: ``where`` and ``options`` are for loaders; ``folder`` is None for a hub id."""
 
     source: str
     revision: str | None
@@ -210,7 +212,7 @@ class _Place:
 
     @property
     def stored(self) -> Path | None:
-        """The folder that the weights were read from; None where a hub's cache does not say."""
+        """The folder that the weights were read from; None if the hub's cache does not have it."""
         from huggingface_hub import try_to_load_from_cache
 
         if self.folder is not None:
@@ -235,13 +237,13 @@ def _tokenizer(place: _Place) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(place.where, trust_remote_code=False, **place.options)
     own = (tokenizer.init_kwargs.get("auto_map") or {}).get("AutoTokenizer") or ()
     classes = [str(name).rpartition(".")[2] for name in ([own] if isinstance(own, str) else own) if name]
-    if classes and not any(map(_is_known, classes)):  # the loader has put a general one in its place
+    if classes and not any(map(_is_known, classes)):  # the loader fell back to a generic one
         raise ModelError(_NEEDS_CODE.format(f"tokenizer of model {place.source!r}"))
     return tokenizer
 
 
 def _is_known(name: str) -> bool:
-    """Whether transformers has a tokenizer of this name itself."""
+    """Whether transformers has a tokenizer class of this name."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     return tokenizer_class_from_name(name) is not None
@@ -255,7 +257,7 @@ _NEEDS_CODE = (
 
 @contextmanager
 def _explained(place: _Place, what: str = "model") -> Iterator[None]:
-    """Each format has a reader of its own, and each reader its own errors; all become one that says what to do."""
+    """Converts the errors of the readers, which differ by format, to one ModelError that says what to do."""
     told = f"{what} {place.source!r}"
     try:
         yield
@@ -278,8 +280,8 @@ def _explained(place: _Place, what: str = "model") -> Iterator[None]:
 
 @contextmanager
 def _silent_report() -> Iterator[None]:
-    """Without the loader's table of missing tensors: what it warns of is an error of ours. The logger keeps its level:
-    transformers looks at it, and from WARNING on tells at length that no layer was sharded."""
+    """Suppresses the loader's table of missing tensors: what it warns of is an error of ours. The logger keeps its
+    level, because transformers checks it, and from WARNING on reports at length that no layer was sharded."""
     loader = logging.getLogger("transformers.modeling_utils")
     loader.addFilter(_is_an_error)
     try:
@@ -293,8 +295,9 @@ def _is_an_error(record: logging.LogRecord) -> bool:
 
 
 def _require_whole(place: _Place, model: Any, info: Mapping[str, Any]) -> None:
-    """Every tensor of the model was stored, in its shape, and every stored tensor has a place in it. The loader leaves
-    out of its lists what a model does without: heads tied to embeddings, buffers that are computed."""
+    """Raises ModelError unless every tensor of the model was stored in its shape, and every stored tensor has a place
+    in it. The loader's lists leave out what a model works without: heads tied to embeddings, buffers that are
+    computed."""
     kind, told = type(model).__name__, f"model {place.source!r}"
     if missing := info["missing_keys"]:
         raise ModelError(
@@ -315,7 +318,8 @@ def _require_whole(place: _Place, model: Any, info: Mapping[str, Any]) -> None:
 
 
 def _is_mask(place: _Place, tensor: str) -> bool:
-    """Of those names, a mask is a single number or has four axes; a bias of a layer has one."""
+    """Whether a tensor with such a name is a mask: a mask is a single number or has four axes, while a layer's bias has
+    one."""
     if not _MASKS.search(tensor) or place.stored is None:
         return False
     shape = shape_of(place.stored / where_tensors_are(place.source, place.stored)[tensor], tensor)
@@ -323,7 +327,7 @@ def _is_mask(place: _Place, tensor: str) -> bool:
 
 
 def _files(place: _Place, tensors: Iterable[str]) -> str:
-    """The files that these tensors are in, or should be."""
+    """The files that these tensors are in, or should be, in words."""
     if place.stored is None:
         return "its weights come"
     held = where_tensors_are(place.source, place.stored)
@@ -332,10 +336,10 @@ def _files(place: _Place, tensors: Iterable[str]) -> str:
 
 
 def hub_options(source: str, revision: str | None = None) -> dict[str, bool]:
-    """How loaders are to ask for this hub id: the hub, or the cache alone when the hub does not answer.
+    """Loader options for this hub id: the hub, or the cache alone if the hub does not answer.
 
-    Raises ModelError when neither has it. The loaders would find out too, but they ask for file after file, each of
-    them again and again: a misspelt name takes them a minute.
+    Raises ModelError if neither has it. The loaders would find out too, but they request file after file, each of them
+    repeatedly: a misspelled name would take a minute.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
@@ -348,7 +352,7 @@ def hub_options(source: str, revision: str | None = None) -> dict[str, bool]:
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), timeout=HUB_SECONDS)
     except EntryNotFoundError:
-        return {}  # the hub knows the id; what it lacks, the loader says
+        return {}  # the hub has the id; the loader reports missing files
     except HFValidationError as error:
         raise ModelError(f"model {source!r} is neither a folder nor a hub id (OWNER/NAME) nor tiny") from error
     except RevisionNotFoundError as error:
@@ -357,7 +361,7 @@ def hub_options(source: str, revision: str | None = None) -> dict[str, bool]:
         ) from error
     except RepositoryNotFoundError:
         why = "the hub does not know it, or not for you"
-    except Exception as error:  # of whichever HTTP client the hub's library uses: all mean that no answer came
+    except Exception as error:  # of any HTTP client: all mean that no answer came
         why = f"the hub could not be reached ({first_line(error)})"
     else:
         return {}

@@ -1,7 +1,7 @@
-"""Norm and rotation of queries and keys, as a value: what attention over pages does before it looks at them.
+"""Norm and rotation of queries and keys, as a value that attention over KV blocks applies first.
 
-A compiler makes six kernels of them in every layer, each reading and writing what fits in registers. The kernels of
-``kernels.py`` take them along; this is the same in plain torch.
+A compiler generates six kernels for them in every layer, each reading and writing what fits in registers. The kernels
+of ``paged.kernels`` include them; this is the same in plain torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rotation:
         return self._rotated(x_NKD, self.key_weight_D)
 
     def _rotated(self, x: Tensor, weight_D: Tensor | None) -> Tensor:
-        """In float32, rounded once at the end."""
+        """Computes in float32 and rounds once at the end."""
         wide = x.float()
         if weight_D is not None:
             wide = rms_norm(wide, (wide.shape[-1],), weight_D.float(), self.epsilon)

@@ -1,8 +1,8 @@
-"""A frozen weight in 8 bits: int8 numbers, and for each row of outputs the float32 scale that they are multiples of.
+"""A frozen weight in 8 bits: int8 numbers, and one float32 scale per output row.
 
-A layer that is kept so has the numbers as its ``weight`` and the scales as a buffer beside it, so that both move with
-the model and are counted with it. Nobody computes with int8: ``kept_weight`` gives a layer's weight as it is kept, and
-whoever computes casts that in passing, ``to(dtype)``.
+Such a layer has the numbers as its ``weight`` and the scales as a buffer beside it, so that both move with the model
+and are counted with it. Nothing computes with int8: ``kept_weight`` returns a layer's weight as stored, and callers
+cast it on the fly with ``to(dtype)``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 SCALES = "row_scales"
-"""What the buffer of a layer is called."""
+"""The name of a layer's buffer."""
 LARGEST = 127
 
 
 class RowScaled(NamedTuple):
-    """The weight whose row ``o`` is ``numbers[o] * scales[o]``: that product, in float32, is what it is. It can be used
-    where a frozen weight is cast: it has what is asked of a tensor there."""
+    """The weight whose row ``o`` is ``numbers[o] * scales[o]``, a product in float32. It has the tensor methods that
+    are used where a frozen weight is cast, and can replace one there."""
 
     numbers: Tensor
     """int8, outputs x inputs."""
@@ -30,16 +30,17 @@ class RowScaled(NamedTuple):
 
     @staticmethod
     def of(weight: Tensor) -> RowScaled:
-        """The nearest: a row's largest number becomes 127 or -127. A row of zeros has scale 1. Row by row and number
-        by number, so that it is the same bits however often and wherever it is computed."""
+        """Rounds a weight to the nearest numbers: a row's largest becomes 127 or -127. A row of zeros has scale 1. Rows
+        and numbers are rounded independently, so that the bits are the same however often and wherever it is
+        computed."""
         wide = weight.detach().float()
         scales = wide.abs().amax(1) / LARGEST
-        scales = torch.where(scales > 0, scales, 1.0)  # also where a row is too small for a scale
+        scales = torch.where(scales > 0, scales, 1.0)  # also if a row is too small for a scale
         numbers = (wide / scales[:, None]).round_().clamp_(-LARGEST, LARGEST)
         return RowScaled(numbers.to(torch.int8), scales)
 
     def to(self, dtype: torch.dtype) -> Tensor:
-        """Multiplied in float32 and rounded once; on a card by one kernel, without the product in float32 beside it."""
+        """Multiplies in float32 and rounds once; on a GPU in one kernel, without the float32 product in memory."""
         found = torch.empty_like(self.numbers, dtype=dtype)
         return torch.mul(self.numbers, self.scales[:, None], out=found)
 
@@ -52,30 +53,30 @@ class RowScaled(NamedTuple):
 
 
 FrozenWeight = Tensor | RowScaled
-"""As it is kept; ``to(dtype)`` is what is computed with."""
+"""A frozen weight as stored; ``to(dtype)`` gives what is computed with."""
 
 
 def kept_weight(layer: nn.Module) -> FrozenWeight:
-    """The weight of a linear layer as it is kept."""
-    weight, scales = layer.weight, layer._buffers.get(SCALES)  # asking a module for what it lacks is slow
+    """The weight of a linear layer as stored."""
+    weight, scales = layer.weight, layer._buffers.get(SCALES)  # looking up a missing attribute of a module is slow
     assert isinstance(weight, Tensor)
     return weight if scales is None else RowScaled(weight, scales)
 
 
 def keep_row_scaled(layer: nn.Module, weight: RowScaled) -> None:
-    """Let the layer have this weight. Its own forward cannot compute with it any more."""
+    """Stores this weight in the layer, whose own forward cannot compute with it any more."""
     own: Any = layer.weight
     own.data = weight.numbers
     layer.register_buffer(SCALES, weight.scales, persistent=False)
 
 
 def casting_in_passing(layer: Any) -> Callable[[Tensor], Tensor]:
-    """A forward for a linear layer that is kept in another dtype than that of what it reads."""
+    """A forward for a linear layer that is stored in another dtype than that of its input."""
     return lambda x: linear(x, kept_weight(layer).to(x.dtype), layer.bias)
 
 
 def row_scaled_in(model: nn.Module) -> Iterator[tuple[Tensor, RowScaled]]:
-    """The parameters of a model that are kept so, and what they are."""
+    """The parameters of a model that are stored in 8 bits, each with its ``RowScaled``."""
     for module in model.modules():
         if module._buffers.get(SCALES) is not None:
             found = kept_weight(module)

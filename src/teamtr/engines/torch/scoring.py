@@ -1,5 +1,7 @@
-"""``score_tokens`` as two Triton kernels: the sums of ``theory.kl`` without arrays of the vocabulary's size; and
-``score_features``, from hidden states through the output layer to the score and back, with the same kernels."""
+"""Triton kernels for ``score_tokens``: the sums of ``theory.kl`` without arrays of the vocabulary's size.
+
+The same kernels compute ``score_features``, from hidden states through the output layer to the score, and its gradient.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ BLOCK = 4096
 def _score_kernel(
     new, cur, ids, logp, kl, norm_new, norm_cur, vocabulary, new_row, cur_row, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One position: both normalisers in a first pass, the KL in a second."""
+    """One position: both normalizers in a first pass, the KL in a second."""
     n = tl.program_id(0).to(tl.int64)
     best_new, sum_new = float("-inf"), 0.0
     best_cur, sum_cur = float("-inf"), 0.0
@@ -27,7 +29,7 @@ def _score_kernel(
         v = start + tl.arange(0, BLOCK)
         x = tl.load(new + n * new_row + v, mask=v < vocabulary, other=float("-inf"))
         y = tl.load(cur + n * cur_row + v, mask=v < vocabulary, other=float("-inf"))
-        # While all tokens so far are forbidden there is no largest logit to subtract.
+        # While all logits so far are minus infinity, there is no maximum to subtract.
         higher = tl.maximum(best_new, tl.max(x, 0))
         base = tl.where(higher > float("-inf"), higher, 0.0)
         sum_new = sum_new * tl.exp(best_new - base) + tl.sum(tl.exp(x - base), 0)
@@ -63,7 +65,8 @@ def _score_kernel(
 def _gradient_kernel(
     new, cur, ids, norm_new, norm_cur, grad_logp, grad_kl, grad, vocabulary, new_row, cur_row, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """d/d new of grad_logp * log q(token) + grad_kl * KL: q - p for the KL, the token less q for its logarithm."""
+    """d/d new of grad_logp * log q(token) + grad_kl * KL: q - p for the KL, onehot(token) - q for the
+    log-probability."""
     n, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v = block * BLOCK + tl.arange(0, BLOCK)
     inside = v < vocabulary
@@ -75,7 +78,7 @@ def _gradient_kernel(
 
 
 def _score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities, KL, and the normalisers of both."""
+    """Log-probabilities, KL, and the normalizers of both."""
     rows, vocabulary = new.shape
     logp, kl, norm_new, norm_cur = (torch.empty(rows, dtype=torch.float32, device=new.device) for _ in range(4))
     _score_kernel[(rows,)](
@@ -88,7 +91,7 @@ def _score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tenso
 def _gradient(
     new: Tensor, cur: Tensor, ids: Tensor, norms: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], out: torch.dtype
 ) -> Tensor:
-    """Of the logits, from the slopes of log-probabilities and KL."""
+    """The gradient of the logits, from the slopes of log-probabilities and KL."""
     rows, vocabulary = new.shape
     grad = torch.empty(rows, vocabulary, dtype=out, device=new.device)
     _gradient_kernel[(rows, triton.cdiv(vocabulary, BLOCK))](
@@ -113,7 +116,7 @@ class _FusedScore(torch.autograd.Function):
 
 
 def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``engines.scoring.score_tokens``. Logits are float32 with contiguous rows; no gradient for the cur ones."""
+    """See ``engines.scoring.score_tokens``. Logits are float32 with contiguous rows; the cur ones get no gradient."""
     result: tuple[Tensor, Tensor] = _FusedScore.apply(
         logits_new_NV.contiguous(), logits_cur_NV.contiguous(), ids_N.contiguous()
     )
@@ -121,10 +124,10 @@ def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> 
 
 
 class _FusedFeatures(torch.autograd.Function):
-    """Logits of both policies, their score, and the way back, in float16 products that are added up in float32. Each
-    position's gradient of its logits is brought to the size that float16 has most room for, however the loss is scaled:
-    beside its larger slope, what is above 2e-12 is not lost. That matters where a vocabulary is likely as a whole and
-    the KL small: there all of its gradient is in numbers below 1e-7."""
+    """Logits of both policies, their score, and the backward pass, in float16 products that are accumulated in float32.
+    Each position's gradient of its logits is scaled to where float16 has most room, whatever the loss scale: relative
+    to the position's larger slope, nothing above 2e-12 is lost. That matters where probability is spread over the whole
+    vocabulary and the KL is small: there all of its gradient is in numbers below 1e-7."""
 
     @staticmethod
     def forward(
@@ -152,13 +155,14 @@ class _FusedFeatures(torch.autograd.Function):
 
 
 TINY = 1e-30
-"""A slope that no loss has, and not zero."""
+"""A slope below that of any loss, but not zero."""
 ROOM = 2.0**14
-"""The larger slope of a position in float16: a gradient of its logits is at most twice as large, and 65,504 is not."""
+"""The larger slope of a position in float16. A gradient of its logits is at most twice as large, below the maximum of
+65,504."""
 
 
 def _logits(head: OutputLayer, hidden_NH: Tensor) -> Tensor:
-    """Without a way back: ``head(hidden_NH)``, in place."""
+    """``head(hidden_NH)`` in place, without autograd."""
     assert head.half is not None
     logits_NV = half_product(hidden_NH.half(), head.half.T)
     if head.bias is not None:

@@ -1,9 +1,9 @@
-"""A frozen base below adapters, kept in half precision or in 8 bits: linear layers, the embedding and the output layer.
+"""Stores a frozen base below adapters in half precision or 8 bits: linear layers, the embedding and the output layer.
 
-Whoever computes in another dtype casts a layer in passing, forward and back. A cast reads and writes as many bytes as
-the weight has, once for all rows of a pass; a kept copy would take as much memory as was saved. Norms and biases stay
-float32: they are few. In 8 bits (``row_scaled``) are the linear layers alone; the embedding and the output layer, where
-rounding costs most, are float16 then.
+Computation in another dtype casts a layer on the fly, forward and backward. A cast reads and writes as many bytes as
+the weight has, once for all rows of a pass; a cached copy would take as much memory as was saved. Norms and biases stay
+float32, because they are few. In 8 bits (``row_scaled``) only the linear layers are stored; the embedding and the
+output layer, where rounding costs most, are float16 then.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from teamtr.engines.torch.row_scaled import RowScaled, casting_in_passing, keep_
 from teamtr.errors import UserError
 
 ROUNDED = {"fp16": torch.float16, "int8": torch.int8}
-"""Values of ``learner.base`` that round it."""
+"""Values of ``learner.base`` that round the base."""
 
 
 @torch.no_grad()
 def keep_short(causal_lm: Any, fused: FusedLora, dtype: torch.dtype, *, rounded: bool) -> None:
-    """Keep the frozen weights in this dtype. Without ``rounded``, only each that loses nothing by it: float32 of these
-    numbers is what they were, and what is computed with them too. With it, all of them: the base is then the rounded
-    one, for scoring, training and sampling alike. int8 is always ``rounded``."""
+    """Stores the frozen weights in this dtype. Without ``rounded``, only those that lose nothing by it: cast back to
+    float32 they are what they were, and so is everything computed with them. With it, all of them: the base is then the
+    rounded one, for scoring, training and sampling alike. int8 is always ``rounded``."""
     layers: list[Any] = list(fused.linears)
     head: Any = causal_lm.get_output_embeddings()
     if dtype == torch.int8:
         _require_linears_alone(causal_lm, fused)
-        _keep_in_8_bits([layer for layer in layers if layer is not head])  # of some models, it is one of them
+        _keep_in_8_bits([layer for layer in layers if layer is not head])  # in some models it is among them
         dtype = torch.float16
     words: Any = causal_lm.get_input_embeddings()
-    if (type(words), type(head)) == (nn.Embedding, nn.Linear):  # some embeddings scale what they say
+    if (type(words), type(head)) == (nn.Embedding, nn.Linear):  # some embeddings scale their output
         layers += [words, head]
         words.forward = _looked_up(words)
         head.forward = casting_in_passing(head)
     for layer in layers:
         weight = layer.weight
-        if weight.dtype in (dtype, torch.int8) or weight.requires_grad:  # tied ones come twice
+        if weight.dtype in (dtype, torch.int8) or weight.requires_grad:  # tied ones appear twice
             continue
         short = weight.to(dtype)
         if rounded and not bool(torch.isfinite(short).all()):
@@ -54,7 +54,7 @@ def keep_short(causal_lm: Any, fused: FusedLora, dtype: torch.dtype, *, rounded:
 
 
 def _keep_in_8_bits(layers: list[nn.Linear]) -> None:
-    done: dict[Tensor, RowScaled] = {}  # layers may have one weight together
+    done: dict[Tensor, RowScaled] = {}  # layers may share a weight
     for layer in layers:
         weight = layer.weight
         if not weight.requires_grad:
@@ -63,7 +63,8 @@ def _keep_in_8_bits(layers: list[nn.Linear]) -> None:
 
 
 def _require_linears_alone(causal_lm: nn.Module, fused: FusedLora) -> None:
-    """Matrices of other layers would stay float32, four times what int8 is chosen for."""
+    """Raises UserError if other layers have frozen matrices, which would stay float32, four times the size that int8 is
+    chosen for."""
     among = set(fused.unfused)
     others = [
         name.replace(".base_layer", "")

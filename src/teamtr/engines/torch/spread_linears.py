@@ -1,8 +1,8 @@
-"""Linear layers over weights of another dtype: those that processes hold in parts, and those that are kept short.
+"""Linear layers over weights of another dtype: those partitioned across processes, and those stored in lower precision.
 
-A half-precision copy that autograd keeps between forward and backward would be whole, layer after layer. So only the
-weight itself is kept, whose memory is given away and taken again as layers come and go, and it is rounded once more on
-the way back: the same numbers, since rounding is exact to repeat.
+A half-precision copy that autograd saves between forward and backward would be whole, layer after layer. So only the
+weight itself is saved, whose memory is released and gathered again as layers are passed, and it is rounded once more in
+the backward pass. The numbers are the same, because rounding is deterministic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from teamtr.engines.torch.row_scaled import FrozenWeight
 
 
 class HalfLinear(torch.autograd.Function):
-    """x W' + b with both rounded to a dtype, as autocast computes it; gradients for all three, where W is a tensor."""
+    """x W' + b with all three rounded to a dtype, as autocast computes it; gradients for all three if W is a tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: FrozenWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -46,7 +46,7 @@ class HalfLinear(torch.autograd.Function):
 
 
 def round_again_on_the_way_back(layer: nn.Module) -> None:
-    """Let the plain linear layers within compute so under autocast; what is not plain keeps its copies."""
+    """Makes the plain linear layers within compute like this under autocast; other modules keep their copies."""
     for module in layer.modules():
         if type(module) is nn.Linear:
             plain: Any = module

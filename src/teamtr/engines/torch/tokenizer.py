@@ -1,4 +1,4 @@
-"""A character tokenizer with a chat template, for the built-in tiny model. Saves and loads as any other."""
+"""A character tokenizer with a chat template, for the built-in tiny model. It saves and loads like any other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 
 
 def character_tokenizer() -> Any:
-    """Printable ASCII and the newline, one token a character; anything else is unknown."""
+    """Printable ASCII and the newline, one token per character; anything else is unknown."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
