@@ -150,7 +150,7 @@ def test_attention_of_a_long_row_takes_memory_in_proportion_to_its_length():
 
     with Watched():
         q, k, v = (torch.randn(tokens, count, dim, requires_grad=True) for count in (heads, kv_heads, kv_heads))
-        layout.use_probes(q, k, v, 0, dim**-0.5).sum().backward()
+        layout.attend(q, k, v, 0, dim**-0.5).sum().backward()
     assert 0 < largest <= 2 * tokens * heads * dim < tokens * tokens
 
 

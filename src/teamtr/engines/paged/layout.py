@@ -38,7 +38,7 @@ class Decoding:
 
     longest = 0  # sliding windows were checked by the prefill, for all pages of these rows
 
-    def use_probes(
+    def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
@@ -115,7 +115,7 @@ class Prefilling:
             longest=size * width,
         )
 
-    def use_probes(
+    def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]

@@ -73,7 +73,7 @@ class Layout(Protocol):
         """Most tokens that one sequence has."""
         ...
 
-    def use_probes(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         """Attention over packed tokens: [N, H, D], [N, K, D], [N, K, D] to [N, H, D]."""
         ...
 
@@ -88,7 +88,7 @@ class Listening:
     times: Counter[int] = field(default_factory=Counter)
     longest = 0
 
-    def use_probes(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         if value.shape[-1] != query.shape[-1]:
             raise Unsupported("values of another width than its queries")
         self.heard[layer] = (query.clone(), key.clone(), value.clone())
@@ -213,7 +213,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layer: int, scal
     assert _current is not None
     if isinstance(_current, Packed):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return _current.use_probes(q, k, v, layer, scale)[None]
+        return _current.attend(q, k, v, layer, scale)[None]
     return _paged(query, key, value, layer, scale)
 
 
@@ -224,7 +224,7 @@ def _paged(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) 
     order."""
     assert _current is not None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return _current.use_probes(q, k, v, layer, scale)[None]
+    return _current.attend(q, k, v, layer, scale)[None]
 
 
 @_paged.register_fake
@@ -251,7 +251,7 @@ def rotated_attention(
     parts = product[0].unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], 1)
     rotation = Rotation(cos[0], sin[0], query_weight, key_weight, epsilon)
     paged: Any = _current
-    attended: Tensor = paged.use_probes(*parts, layer, scale, rotation)
+    attended: Tensor = paged.attend(*parts, layer, scale, rotation)
     return attended.flatten(1)[None]
 
 
@@ -307,7 +307,7 @@ class Packed:
         spread = None if in_order else Spread.of(places, count, device, in_runs=end_to_end)
         return Packed(lengths, starts, spread, end_to_end)
 
-    def use_probes(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         # Queries and keys were rotated in float32; values have the dtype that the layers compute in.
         dtype = value.dtype
         if torch.is_autocast_enabled(query.device.type):

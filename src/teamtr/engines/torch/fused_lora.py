@@ -383,7 +383,7 @@ def _attention_forward(anatomy: Anatomy, state: FusedLora) -> Any:
         require_plain(named.get("attention_mask"), 0.0, {"sliding_window": anatomy.window})
         cos, sin = (part[0] for part in named["position_embeddings"])
         parts = queries_and_others(named["hidden_states"], cos, sin)
-        attended = layout.use_probes(*parts, anatomy.layer, anatomy.scale)
+        attended = layout.attend(*parts, anatomy.layer, anatomy.scale)
         return module.o_proj(attended.flatten(1)[None]), None
 
     def queries_and_others(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
