@@ -15,8 +15,8 @@ from teamtr.engines.policy import Head
 from teamtr.types import Floats
 
 _NEVER = -1e4
-"""A logit whose probability is exactly 0. It is not minus infinity because the fused kernel reads logits block by
-block, and a block of only minus infinities has no maximum."""
+"""A logit whose probability is exactly 0. It is finite because a KL multiplies probabilities by log-probabilities, and
+zero times minus infinity is NaN."""
 
 
 class PolicyDistiller(PolicyLearner):

@@ -1,6 +1,2 @@
-"""Exact experiments on teams small enough to solve; nothing is sampled unless a module says so.
-
-checks       what a check is, and its input
-verify       every check of the paper's statements and ours over random teams
-team_checks  the statements about teams: occupancy, certificates, token KL
-"""
+"""Experiments on the theory: checks and curves on exactly solved tabular teams, and trainings of tiny models that measure
+what stale rollouts cost."""
