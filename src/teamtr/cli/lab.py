@@ -20,7 +20,7 @@ app.add_typer(lab, name="lab")
 
 
 def _drawable(figure: Path | None) -> Path | None:
-    """Told before anything is computed."""
+    """Check the suffix before anything is computed."""
     if figure is not None and figure.suffix not in (".png", ".pdf", ".svg"):
         fail(f"--figure: {figure} must end in .png, .pdf or .svg, which is the form that it gets", 2)
     return figure
@@ -178,11 +178,11 @@ def staleness(
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Where stale rollouts fail: train tiny teams with every plan, over games, team sizes and radii.
+    """Show where stale rollouts fail: train tiny teams with every plan, over games, team sizes and radii.
 
     Compares fresh, stale, reweighted, automatic and partial sampling at equal updates, equal tokens and equal seconds.
-    All of it takes hours on one core; `--cells`, `--plans`, `--seed` and `--out` make it in several goes or on several
-    machines: put the files of their `--out` folders into one.
+    The whole experiment takes hours on one core. `--cells`, `--plans`, `--seed` and `--out` split it into several calls
+    or over several machines: put the files of their `--out` folders into one.
     """
     from teamtr.lab import staleness_cells as catalogue
 
