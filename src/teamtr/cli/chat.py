@@ -1,4 +1,4 @@
-"""``teamtr chat``."""
+"""``teamtr chat``: talk to a team in the terminal."""
 
 from __future__ import annotations
 

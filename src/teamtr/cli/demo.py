@@ -1,4 +1,4 @@
-"""``teamtr demo``."""
+"""``teamtr demo``: train a team of tiny models and show what it learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``teamtr doctor``."""
+"""``teamtr doctor``: report what this machine offers, and what is degraded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``teamtr eval``."""
+"""``teamtr eval``: evaluate a run, a team file or inference-time methods."""
 
 from __future__ import annotations
 

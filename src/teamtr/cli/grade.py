@@ -1,4 +1,4 @@
-"""``teamtr grade``."""
+"""``teamtr grade``: grade stored replies without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``teamtr plan``."""
+"""``teamtr plan``: predict memory and time, on this machine or another."""
 
 from __future__ import annotations
 

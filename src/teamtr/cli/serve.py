@@ -1,4 +1,4 @@
-"""``teamtr serve``."""
+"""``teamtr serve``: serve a team behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 

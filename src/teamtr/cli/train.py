@@ -1,4 +1,4 @@
-"""``teamtr train``."""
+"""``teamtr train``: train a team, or resume a run."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class LoraConfig(Section):
 
 
 class AgentConfig(Section):
-    """One agent. If it has no model, system_prompt, train, lora or max_tokens, it takes the team's."""
+    """One agent. If its model, system_prompt, train, lora or max_tokens is missing, the team's is used."""
 
     unset_means: ClassVar[str] = "the team's"
 

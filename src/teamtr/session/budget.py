@@ -44,7 +44,7 @@ def _told(spent: Mapping[str, int]) -> str:
 
 
 def trained_parameters(session: Session) -> dict[str, int]:
-    """How many parameters each trainable agent trains, without critics."""
+    """The number of parameters that each trainable agent trains, without critics."""
     return {name: session.engine.info(name).trained_parameters for name in session.team.trainable}
 
 
