@@ -125,9 +125,9 @@ def _best(run: RunFolder, latest: Commit) -> int:
 
 
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
-    """Claim the folder for this team file. It must be empty, or hold a run of the same team file that has not done
-    more than is requested and whose data, code and models exist. An existing run is not changed; ``keep`` stores the
-    file."""
+    """Claim the folder for this team file. It must hold no run that has begun, or one of the same team file that has
+    not done more than is requested and whose data, code and models exist. An existing run is not changed; ``keep``
+    stores the file."""
     if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
         raise OtherRun(
             f"{run.path} holds an unfinished swap: the same `teamtr swap` command resumes it; choose another "
