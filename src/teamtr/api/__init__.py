@@ -1,1 +1,1 @@
-"""Training a team from Python: ``TeamTrainer`` and what it is given. ``teamtr`` itself re-exports all of it."""
+"""Training a team from Python: ``TeamTrainer`` and its arguments. ``teamtr`` re-exports all of it."""

@@ -1,4 +1,4 @@
-"""The agents that a trainer is given, and what they are after training."""
+"""The agents passed to a trainer, and the trained agents of its run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Agent:
     """One agent of a team.
 
     Args:
-        name: how the team file, the log and the other agents call it.
+        name: the agent's name in the team file, in the log and for the other agents.
         model: a transformers model, a folder, a hub id, or ``"tiny"`` for the built-in model.
-        tokenizer: the model's tokenizer; needed with a model object, and only then.
-        system_prompt: what it is told at the outset.
+        tokenizer: the model's tokenizer; required with a model object, and not allowed otherwise.
+        system_prompt: the agent's system prompt.
         lora: train an adapter of this shape, ``teamtr.LoraConfig`` or PEFT's; None trains the whole model.
-        sees: what it sees of the conversation: ``"everything"``, ``"blind"`` (none of the current round), or as in the
-            team file.
-        max_tokens: most tokens of one message.
-        frozen: it speaks and is never updated.
-        revision: of a hub id: the branch, tag or commit to take.
-        tools: those that it may call, where there are any: ``"all"``, ``"none"`` or their names (docs/tools.md).
+        sees: what the agent sees of the conversation: ``"everything"``, ``"blind"`` (nothing of the current round), or
+            a mapping as in the team file.
+        max_tokens: maximum number of tokens in one message.
+        frozen: the agent speaks but is never updated.
+        revision: for a hub id: the branch, tag or commit to load.
+        tools: the tools that the agent may call: ``"all"``, ``"none"`` or a list of names (docs/tools.md).
     """
 
     name: str
@@ -68,7 +68,7 @@ class Agent:
 
 
 def lora_settings(agent: Agent) -> dict[str, Any] | None:
-    """The adapter as a team file says it; of PEFT's settings, those that TeamTR has."""
+    """The adapter's settings as a team file writes them. PEFT settings that TeamTR does not have are refused."""
     from teamtr.config import LoraConfig
 
     lora = agent.lora
@@ -107,18 +107,18 @@ class TrainedAgent:
     _export: Export = field(repr=False)
 
     def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> Path:
-        """Write the newest checkpoint as transformers or PEFT reads it, with a model card.
+        """Write the newest checkpoint in the format of transformers or PEFT, with a model card.
 
         Args:
-            folder: where to; a new or empty folder.
-            merge: merge an adapter into its base and save a whole model.
+            folder: a new or empty folder to write to.
+            merge: merge an adapter into its base and save the whole model.
         """
         return self._export(self.name, Path(folder), merge)
 
     def push_to_hub(self, repo_id: str, *, merge: bool = False, private: bool = True, token: str | None = None) -> str:
-        """Save it and upload the folder to the Hugging Face hub; returns the address of the commit.
+        """Save the agent and upload the folder to the Hugging Face hub; returns the address of the commit.
 
-        An adapter is uploaded without its base, so its base must be on the hub; else ``merge`` it.
+        An adapter is uploaded without its base, so the base must be on the hub; otherwise set ``merge``.
         """
         from teamtr.session.hub import push
 

@@ -1,4 +1,4 @@
-"""What watches a training run: every record of its log as it is made, with a way to stop it."""
+"""Callbacks: they receive every record of a run's log as it is written, and can stop the run."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ Record = Mapping[str, Any]
 
 
 class Stoppable(Protocol):
-    """What a callback may do with its trainer, a ``TeamTrainer``."""
+    """The part of a trainer (a ``TeamTrainer``) that a callback may use."""
 
     def stop(self) -> None: ...
 
 
 class Callback:
-    """Override what you want to see. ``trainer.stop()`` ends the run after the update in progress, and saves it."""
+    """Override the methods you need. ``trainer.stop()`` ends the run after the update in progress, and saves it."""
 
     def on_record(self, record: Record, trainer: Stoppable) -> None:
-        """Every record of the log, and how the run ended; by default hands it on by its kind."""
+        """Called with every record of the log, and with the run's outcome; calls ``on_KIND`` by default."""
         handler = getattr(self, f"on_{record['kind']}", None)
         if handler is not None:
             handler(record, trainer)
 
     def on_start(self, record: Record, trainer: Stoppable) -> None:
-        """The run begins."""
+        """Called when the run begins."""
 
     def on_resume(self, record: Record, trainer: Stoppable) -> None:
-        """The run goes on."""
+        """Called when the run is resumed."""
 
     def on_update(self, record: Record, trainer: Stoppable) -> None:
-        """One agent was updated."""
+        """Called after each update of an agent."""
 
     def on_eval(self, record: Record, trainer: Stoppable) -> None:
-        """The team was evaluated."""
+        """Called after each evaluation of the team."""
 
     def on_stage(self, record: Record, trainer: Stoppable) -> None:
-        """Every agent was updated once."""
+        """Called at the end of each stage, when every agent was updated once."""
 
     def on_stopped(self, record: Record, trainer: Stoppable) -> None:
-        """The run was stopped and is saved."""
+        """Called when the run was stopped; it is saved."""
 
     def on_finished(self, record: Record, trainer: Stoppable) -> None:
-        """All stages are done."""
+        """Called when all stages are done."""
 
 
 AnyCallback = Callback | Callable[[Record], object]
-"""A ``Callback``, or a function of a record; a function that returns True stops the run."""
+"""A ``Callback``, or a function that takes a record and stops the run by returning True."""
 
 
 def tell(callback: AnyCallback, record: Record, trainer: Stoppable) -> None:

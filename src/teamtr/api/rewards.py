@@ -1,4 +1,4 @@
-"""A task of rows and reward functions, as TRL's trainers take them."""
+"""A task made from rows and reward functions, with the interface of TRL's trainers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from teamtr.types import Problem, Verdict
 RewardFunc = Callable[..., Sequence[Value]]
 Row = Mapping[str, Any]
 Dataset = Iterable[Row]
-"""A list of dicts, a ``datasets.Dataset``, or anything that yields rows."""
+"""A list of dicts, a ``datasets.Dataset``, or any iterable of rows."""
 
 PROMPTS = ("prompt", "question", "problem")
 ANSWERS = ("answer", "solution", "target")
@@ -32,20 +32,21 @@ class RewardTask(Task):
     """Problems from rows; the reward is the weighted sum of your functions.
 
     A function is called as ``f(prompts=..., completions=..., conversations=..., **columns)`` with one entry per episode
-    and returns as many rewards: numbers, or mappings from agents to numbers, or lists with a number for each message of
-    an agent (``teamtr.tasks.rewards``). ``completions`` are the team's answers, ``conversations`` all messages of each
-    episode, as ``{"role": ..., "name": ..., "content": ...}``; every column of the rows but the prompt comes as a list
-    of its own. A function without ``**columns`` is given what it names. It runs in this process: what may hang or crash
-    belongs into a file of its own (``grader: python:FILE:FUNCTION`` in a team file), where it can be killed.
+    and returns one reward per episode: a number, a mapping from agents to numbers, or a list with a number for each
+    message of an agent (``teamtr.tasks.rewards``). ``completions`` are the team's answers. ``conversations`` are all
+    messages of each episode, as ``{"role": ..., "name": ..., "content": ...}``. Every column of the rows except the
+    prompt is passed as a list. A function without ``**columns`` gets only the arguments in its signature. Functions run
+    in this process; put code that may hang or crash into its own file (``grader: python:FILE:FUNCTION`` in a team
+    file), where it runs in a worker that can be killed.
 
     Args:
         reward_funcs: one function, or several whose rewards are added.
-        weights: of the functions, in their order; 1 each by default.
-        train: rows with a ``prompt`` (or ``question``, ``problem``): a string, or chat messages of which the user's is
-            taken. ``answer`` (or ``solution``, ``target``) is the gold answer, if there is one.
-        test: held-out rows; without them some of ``train`` are held out.
+        weights: weights of the functions, in their order; 1 each by default.
+        train: rows with a ``prompt`` (or ``question``, ``problem``): a string, or chat messages, of which the user's
+            message is used. ``answer`` (or ``solution``, ``target``) is the reference answer, if there is one.
+        test: held-out rows; without them, a tenth of the prompts of ``train`` is held out.
         threshold: a reward of at least this counts as success.
-        reward_range: largest minus smallest reward, if known: certificates need it.
+        reward_range: largest minus smallest reward, if known; needed for certificates.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class RewardTask(Task):
         return (self.functions, self.threshold, *(() if set(self.weights) == {1.0} else self.weights))
 
     def describe(self) -> str:
-        """What names this task in a run folder: functions by name, with weights other than 1."""
+        """The task's name in a run folder: the names of its functions, with weights other than 1."""
         named = zip(self.functions, self.weights, strict=True)
         return "+".join(_name(f) if weight == 1.0 else f"{weight:g}*{_name(f)}" for f, weight in named)
 
@@ -133,7 +134,7 @@ def _name(function: RewardFunc) -> str:
 
 
 def _names(functions: Sequence[RewardFunc]) -> tuple[str, ...]:
-    """What each part of the reward is called in logs and charts; the second of a name is NAME-2."""
+    """Names of the parts of the reward in logs and charts; a second function of the same name becomes NAME-2."""
     seen, names = Counter[str](), []
     for function in functions:
         name = str(getattr(function, "__name__", type(function).__name__))
@@ -152,7 +153,7 @@ def _weights(given: Sequence[float] | None, count: int) -> tuple[float, ...]:
 
 
 class _Heard:
-    """Shows what is written as text, and keeps it; all else is the stream's own."""
+    """Writes to a stream and keeps a copy of the text; all other attributes are the stream's own."""
 
     def __init__(self, shown: TextIO, kept: Printed) -> None:
         self._shown = shown
@@ -167,7 +168,7 @@ class _Heard:
 
 
 def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the function takes of it."""
+    """The arguments that the function's signature accepts."""
     signature = inspect.signature(function)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         given = {name: value for name, value in given.items() if name in signature.parameters}
@@ -199,7 +200,7 @@ def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
 
 
 def _text(prompt: Any, where: str) -> str:
-    """A prompt as text: a string, or chat messages with one of the user's."""
+    """A prompt as text: a string, or the user's message from a list of chat messages."""
     if isinstance(prompt, str):
         return prompt
     if is_chat(prompt):
@@ -208,7 +209,8 @@ def _text(prompt: Any, where: str) -> str:
 
 
 def _hold_out(problems: tuple[Problem, ...]) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """A tenth of the prompts, by a hash of their text, at least one; rows of one prompt stay together."""
+    """Hold out a tenth of the prompts, at least one, by a hash of their text. Rows with the same prompt stay
+    together."""
     prompts = sorted({p.prompt for p in problems}, key=lambda text: hashlib.blake2b(text.encode()).digest())
     if len(prompts) < 2:
         raise UserError("one prompt cannot be shared out: give an eval_dataset, or rows with other prompts")

@@ -1,8 +1,8 @@
-"""``TeamTrainer``: a team, its rewards and its data from Python; the same run underneath as ``teamtr train``.
+"""``TeamTrainer``: trains a team from Python. It runs the same code as ``teamtr train``.
 
-The run folder, resumption, report and every promise are those of the command line. What only Python can give (models,
-functions and objects of your own) is named in the folder's team file under ``python``, so that a run which goes on
-with something else is refused; such a run goes on with ``TeamTrainer`` and not with ``teamtr train``.
+The run folder, resumption, report and guarantees are those of the command line. Objects that only Python can supply
+(models, functions and your own classes) are named in the folder's team file under ``python``, so that a run that is
+resumed with other objects is refused. Such a run is resumed with ``TeamTrainer``, not with ``teamtr train``.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class TeamTrainer:
     """Fine-tunes a team of language models, one agent at a time, each update inside its KL trust region.
 
     Args:
-        agents: the team, in speaking order unless ``router`` says otherwise.
+        agents: the team, in speaking order unless ``router`` sets another.
         reward_funcs: ``f(prompts, completions, **columns)``, which returns a reward for each completion: a number, one
-            for each agent, or one for each message; several of them, whose rewards are added; or a ``Task``.
+            for each agent, or one for each message; a list of such functions, whose rewards are added; or a ``Task``.
         train_dataset: rows with a ``prompt``: a list of dicts or a ``datasets.Dataset``. Not with a ``Task``.
-        eval_dataset: held-out rows; without them a tenth of the training rows are held out.
+        eval_dataset: held-out rows; without them a tenth of the training prompts is held out.
         args: the algorithm: ``Plan.preset("teamtr", radius=0.05)``, or any ``Plan``.
-        output_dir: the run folder; a run that is there goes on.
-        callbacks: see every record of the log and may stop the run.
-        router: who speaks when: as in the team file (``{"order": [...], "rounds": 2}``), or a ``Router`` of your own.
-        answer: whose word is the team's answer: ``"last"``, ``"majority"`` or an agent's name.
-        seed: all randomness comes from it.
-        reward_weights: of the reward functions, in their order; 1 each by default.
-        reward_range: largest minus smallest reward, if known: certificates need it.
+        output_dir: the run folder; if it holds a run, that run is resumed.
+        callbacks: called with every record of the log; they may stop the run.
+        router: who speaks when: as in the team file (``{"order": [...], "rounds": 2}``), or your own ``Router``.
+        answer: whose message is the team's answer: ``"last"``, ``"majority"`` or an agent's name.
+        seed: seed of all randomness.
+        reward_weights: weights of the reward functions, in their order; 1 each by default.
+        reward_range: largest minus smallest reward, if known; needed for certificates.
         success_threshold: a reward of at least this counts as success.
         config: any other setting of the team file by its dotted key, such as ``{"learner.learning_rate": 1e-5}``.
     """
@@ -84,17 +84,17 @@ class TeamTrainer:
         self._stopping = False
         self.team_file = self._team_file(answer, seed, dict(config or {}))
 
-    # -- what a trainer does ----------------------------------------------------------------------------------
+    # -- public methods ---------------------------------------------------------------------------------------
 
     def train(self, *, accept_changes: bool = False) -> list[Record]:
-        """Train to the end of the plan, or go on with the run in ``output_dir``; returns the records of this call.
+        """Train to the end of the plan, or resume the run in ``output_dir``; returns the records of this call.
 
-        A run goes on with the data, rewards and models that it began with; ``accept_changes`` goes on with others.
+        A run resumes only with the data, rewards and models that it began with; ``accept_changes`` allows others.
         """
         return list(self.records(accept_changes=accept_changes))
 
     def records(self, *, accept_changes: bool = False) -> Iterator[Record]:
-        """The same, one record at a time, as training makes them."""
+        """Train like ``train``, and yield each record as it is made."""
         from teamtr.session.train import train
 
         self._stopping = False
@@ -106,11 +106,11 @@ class TeamTrainer:
             yield record
 
     def stop(self) -> None:
-        """End the run after the update in progress; everything is saved, and ``train`` goes on from there."""
+        """End the run after the update in progress. Everything is saved, and ``train`` resumes from there."""
         self._stopping = True
 
     def evaluate(self, *, split: str = "test", problems: int | None = None, samples: int | None = None) -> EvalReport:
-        """Play held-out problems with the newest weights of the run, or with the first ones before there is a run."""
+        """Evaluate on held-out problems with the run's newest weights, or with the initial ones if there is no run."""
         from teamtr.session.build import build
         from teamtr.session.success import evaluate_team
 
@@ -137,7 +137,7 @@ class TeamTrainer:
         target.write_text(report_page(build_report(self.output_dir)), encoding="utf-8")
         return target
 
-    # -- underneath -------------------------------------------------------------------------------------------
+    # -- implementation ---------------------------------------------------------------------------------------
 
     def _export(self, agent: str, folder: Path, merge: bool) -> Path:
         from teamtr.session.export import Form, export
@@ -149,7 +149,8 @@ class TeamTrainer:
         return folder
 
     def _stored(self) -> StoredRun | None:
-        """The run in the folder with the settings of now; None where none has begun. Refuses another run."""
+        """The run in the folder, with the current settings; None if there is none. Refuses a run with other
+        settings."""
         from teamtr.session.resume import StoredRun, require_same
         from teamtr.store import NotARun
 
@@ -171,7 +172,7 @@ class TeamTrainer:
         objects: dict[str, Any] = {self._sources[id(a)]: (a.model, a.tokenizer) for a in self._agents if a.is_object}
 
         def load(source: str) -> tuple[Any, Any]:
-            """A copy each time: training changes weights, adapters change layers."""
+            """Return a copy each time: training changes weights, and adapters change layers."""
             model, tokenizer = deepcopy(objects[source])
             return model, tokenizer
 
@@ -202,7 +203,7 @@ class TeamTrainer:
             team["router"] = dict(self._router)
         elif self._router is not None:
             own["router"] = _describe(self._router)
-            team["router"] = {"rounds": self._router.rounds}  # what the file can say of it
+            team["router"] = {"rounds": self._router.rounds}  # all that the file can hold of it
         if given := sorted(key for key in config if key.partition(".")[0] in SAID_ELSEWHERE):
             section = given[0].partition(".")[0]
             raise UserError(f"config has {given[0]!r}: give it to TeamTrainer as {SAID_ELSEWHERE[section]}")
@@ -221,18 +222,18 @@ class TeamTrainer:
 
 
 SAID_ELSEWHERE = {"plan": "args", "task": "reward_funcs", "python": "an object"}
-"""Sections of the team file that have an argument of their own."""
+"""Sections of the team file that have their own argument of ``TeamTrainer``."""
 
 
 def _has_keys(advantage: AdvantageEstimator) -> bool:
-    """Whether a team file can say it whole; ``eps`` has no key."""
+    """Whether keys of a team file can describe the estimator completely; ``eps`` has no key."""
     if type(advantage) is GroupAdvantage or type(advantage) is CriticAdvantage:
         return advantage.eps == GroupAdvantage().eps
     return False
 
 
 def _run_name(folder: Path) -> str:
-    """The folder's name, as far as a team file takes it."""
+    """The folder's name, without the characters that a team file does not allow in a name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-")[:200] or "team"
 
 
@@ -272,7 +273,7 @@ def _task(
 
 
 def _source(agent: Agent) -> str:
-    """What the team file calls the agent's model; an object by a hash of its weights."""
+    """The agent's model as the team file names it; a model object is named by a hash of its weights."""
     if not agent.is_object:
         return str(agent.model)
     from teamtr.session.models import OBJECT, weights_hash
@@ -281,7 +282,8 @@ def _source(agent: Agent) -> str:
 
 
 def _describe(thing: Any) -> str:
-    """What a run folder calls an object of yours: as it says itself, a dataclass with its values, else by class."""
+    """The name of a Python object in the run folder: its own ``describe()``, a dataclass with its values, or its
+    class."""
     own = getattr(thing, "describe", None)
     if callable(own):
         return str(own())

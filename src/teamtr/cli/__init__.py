@@ -1,4 +1,4 @@
-"""The commands, one module each. The only room that sees every other."""
+"""The commands, one module each. This is the only package that may import every other."""
 
 import atexit
 import gc
@@ -31,9 +31,9 @@ from teamtr.cli.terminal import write, write_traceback
 __all__ = ["app", "main"]
 
 COLLECT_FIRST, COLLECT_EVERY = 1_000_000, 20_000
-"""Objects made and not freed after which cycles are looked for, the first time and from then on; Python's own number is
-700. What torch and transformers make when they are imported, half a million, lives to the end: looking through it took
-a tenth of their time."""
+"""Number of objects allocated and not freed at which garbage collection runs, the first time and afterwards; Python's
+default is 700. The half million objects that importing torch and transformers creates live until the end; traversing
+them took a tenth of the time of these imports."""
 
 
 @app.callback()
@@ -46,8 +46,8 @@ def _about(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 
 def main() -> None:
-    """What nobody foresaw ends with its traceback and exit code 1, as in any program, but for what it would do to a
-    terminal."""
+    """Run the command line. An unexpected exception ends with its traceback and exit code 1, as in any program, but
+    without control codes that would affect the terminal."""
     if sys.platform == "win32":
         write(
             "error: teamtr runs on Linux and macOS, not on Windows: use the Windows Subsystem for Linux (WSL)",
@@ -59,13 +59,14 @@ def main() -> None:
         app(prog_name="teamtr")
     except KeyboardInterrupt:  # before a command has begun
         sys.exit(130)
-    except Exception:  # nobody foresaw it
+    except Exception:  # unexpected
         write_traceback()
         sys.exit(1)
 
 
 def _collect_seldom() -> None:
-    """No search for cycles in what is imported: not while it is made, and not when Python ends, which took a second."""
+    """Keep garbage collection from traversing what is imported: during the imports, and at exit, where it took a
+    second."""
 
     def collect_often_from_now_on(phase: str, info: dict[str, int]) -> None:
         gc.callbacks.remove(collect_often_from_now_on)

@@ -1,4 +1,4 @@
-"""``python -m teamtr.cli``."""
+"""Entry point of ``python -m teamtr.cli``."""
 
 from teamtr.cli import main
 

@@ -1,4 +1,4 @@
-"""``teamtr chat``."""
+"""``teamtr chat``: talk to a team in the terminal."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def chat(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the first answer; later ones count on.")] = None,
 ) -> None:
-    """Talk to a team in the terminal, and see who says what while they say it.
+    """Talk to a team in the terminal, and watch its messages as they are generated.
 
-    Ctrl-C ends a message, Ctrl-D or `/quit` the chat; `/again` asks the last question once more, `/new` begins anew.
-    Questions may also come from a pipe, one on each line. The team answers as behind `teamtr serve`: its first question
-    is what it was trained on, to the letter; of later ones it reads the conversation.
+    Ctrl-C stops a message, Ctrl-D or `/quit` ends the chat; `/again` repeats the last question, `/new` starts a new
+    conversation. Questions may also come from a pipe, one per line. The team answers as it does behind `teamtr serve`:
+    it reads the first question exactly as in training, and later questions together with the conversation.
     """
     from teamtr.cli.terminal import say
 
@@ -66,7 +66,7 @@ def chat(
 
 
 def converse(talk: Talk, read: Callable[[], str], out: TextIO, width: int | None = None) -> None:
-    """Until ``read`` raises EOFError, or the person quits."""
+    """Answer questions until ``read`` raises EOFError or the user quits."""
     from teamtr.serving.request import BadRequest
     from teamtr.serving.talk import NothingToRepeat
 
@@ -103,7 +103,7 @@ def converse(talk: Talk, read: Callable[[], str], out: TextIO, width: int | None
 
 
 class _Screen:
-    """Shows who says what. Called from the thread that plays, while the person's waits."""
+    """Shows who says what. Called from the thread that runs the team, while the user's thread waits."""
 
     def __init__(self, out: TextIO, width: int) -> None:
         self.text = Indented(out, width)
@@ -129,7 +129,7 @@ class _Screen:
 
 
 def _reader(lines: TextIO, screen: TextIO) -> Callable[[], str]:
-    """Of a person, who gets a prompt and can edit, or of a pipe."""
+    """Return a function that reads lines: from a terminal with a prompt and editing, or from a pipe."""
     if lines.isatty() and screen.isatty():
         with suppress(ImportError):  # then lines cannot be edited
             import readline  # noqa: F401 (importing it is what makes input() edit)

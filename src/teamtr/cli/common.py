@@ -1,4 +1,4 @@
-"""What the commands share: the application, flags, errors with exit codes, one JSON line."""
+"""Code shared by the commands: the application, options, errors with exit codes, JSON output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _wants_json = False
 
 
 def _remember(wants_json: bool) -> bool:
-    """So that ``fail`` knows, wherever it is called from."""
+    """Store the flag for ``fail``, which may be called anywhere."""
     global _wants_json
     _wants_json = wants_json
     return wants_json
@@ -75,7 +75,7 @@ CheckpointOption = Annotated[
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong and stop; with ``--json`` the last line of stdout says it too."""
+    """Print an error and exit; with ``--json``, the last line of stdout contains it too."""
     from teamtr.cli.terminal import say
 
     say(f"error: {message}")
@@ -86,7 +86,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def _telling_warnings() -> Iterator[None]:
-    """Warnings as one line, without the place in the code that gave them; the same one once."""
+    """Print each ``UserWarning`` once, as one line without its place in the code; other warnings as Python does."""
     from teamtr.cli.terminal import say
 
     told: set[str] = set()
@@ -105,8 +105,8 @@ def _telling_warnings() -> Iterator[None]:
 
 @contextmanager
 def errors() -> Iterator[Works]:
-    """Known errors become one message and a documented exit code; the unknown keep their traceback. What the library
-    does that takes time, and what it warns of, is told on stderr."""
+    """Turn known errors into one message and a documented exit code; other exceptions keep their traceback. Progress,
+    warnings and log messages of the library are printed to stderr."""
     from teamtr.cli.works import Works
     from teamtr.errors import TeamTRError
     from teamtr.progress import listening
@@ -124,7 +124,7 @@ def errors() -> Iterator[Works]:
         fail(str(error), 1)
     except KeyboardInterrupt:
         fail("interrupted; what was saved is intact: run the same command again to resume", 130)
-    except BaseException as error:  # a library in Rust panics with an exception that is no Exception
+    except BaseException as error:  # Rust libraries panic with an exception that is not an Exception
         if not _is_out_of_memory(error):
             raise
         fail(
@@ -138,7 +138,7 @@ def errors() -> Iterator[Works]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Also by what torch, oneDNN and tokenizers say of it; asked without loading them."""
+    """Also recognizes the messages of torch, oneDNN and tokenizers, without importing them."""
     if isinstance(error, MemoryError):
         return True
     if not isinstance(error, RuntimeError) and type(error).__name__ != "PanicException":
@@ -148,7 +148,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 class _Teller(logging.Handler):
-    """Says what is logged, on whatever stderr is at that moment: a live screen takes its place for a while."""
+    """Prints log messages to the stderr of that moment: a live screen replaces it for a while."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from teamtr.cli.terminal import say
@@ -157,8 +157,9 @@ class _Teller(logging.Handler):
 
 
 class Stop:
-    """Whether somebody asked to stop. While updates are made, the first time finishes the one in progress and the
-    second stops at once; before that (models load, the tiny base is taught) there is nothing to finish."""
+    """Whether a stop was requested. While updates run, the first request finishes the update in progress and the second
+    stops at once. Before the first update (models load, the tiny base is warmed up) there is nothing to finish, and the
+    first request stops at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -168,14 +169,14 @@ class Stop:
         return self.asked
 
     def ask(self, number: int, frame: Any) -> None:
-        """As a signal handler."""
+        """Signal handler that requests a stop."""
         if self.asked or not self._updating:
             raise KeyboardInterrupt
         self.asked = True
         write("\nfinishing this update, then saving; press again to stop at once", sys.stderr)
 
     def during(self, records: Iterable[Item]) -> Iterator[Item]:
-        """Hand on the records of a run; updates are made from the first of them to the end."""
+        """Yield the records of a run; updates run from the first record to the end."""
         try:
             for record in records:
                 self._updating = True
@@ -186,7 +187,7 @@ class Stop:
 
 @contextmanager
 def interruptible() -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM ask to stop; see ``Stop``."""
+    """Handle Ctrl-C and SIGTERM as stop requests; see ``Stop``."""
     stop = Stop()
     before = {s: signal.signal(s, stop.ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -197,7 +198,7 @@ def interruptible() -> Iterator[Stop]:
 
 
 def checkpoint_of(text: str | None) -> int | Literal["best"] | None:
-    """What ``--checkpoint`` asks for; None is the latest."""
+    """The checkpoint that ``--checkpoint`` names; None is the latest."""
     from teamtr.errors import UserError
 
     if text is None or text == "best":
@@ -208,21 +209,22 @@ def checkpoint_of(text: str | None) -> int | Literal["best"] | None:
 
 
 def read_team_file(file: Path, overrides: list[str] | None) -> TeamFile:
-    """The settings of a command. Call it before what needs torch is imported: a mistake is then told at once."""
+    """Read the settings of a command. Call this before imports that need torch, so that mistakes are reported at
+    once."""
     from teamtr.config import load_team_file
 
     return load_team_file(file, overrides or ())
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run has begun in this folder."""
+    """Whether this folder holds a run with a checkpoint."""
     from teamtr.store import RunFolder
 
     return bool(RunFolder(folder).checkpoints.numbers())
 
 
 def read_run(folder: Path, overrides: list[str] | None) -> TeamFile:
-    """What the run in the folder was asked, with these changes. Call it as ``read_team_file``."""
+    """The settings of the run in the folder, with these changes. Call this early, like ``read_team_file``."""
     from teamtr.config import changed, loads_stored
     from teamtr.store import RunFolder
 
@@ -233,7 +235,7 @@ def read_run(folder: Path, overrides: list[str] | None) -> TeamFile:
 
 @dataclass(frozen=True)
 class OpenedTeam:
-    """A team that can speak, and what it is called."""
+    """A team that can be sampled from, and its name."""
 
     session: Session
     team: Team
@@ -241,7 +243,7 @@ class OpenedTeam:
 
 
 def open_team(path: Path, overrides: list[str] | None) -> OpenedTeam:
-    """The latest checkpoint of a run folder, or the models of a team file."""
+    """Open the latest checkpoint of a run folder, or the models of a team file."""
     from teamtr.errors import UserError
 
     if path.is_dir():
@@ -259,12 +261,12 @@ def open_team(path: Path, overrides: list[str] | None) -> OpenedTeam:
 
 
 def answer(text: str, as_json: bool) -> None:
-    """What a command was asked for, for a person: on stdout, unless the record (``--json``) stands there."""
+    """Print a command's result in readable form: on stdout, or on stderr if stdout is for the ``--json`` record."""
     write(text, sys.stderr if as_json else sys.stdout)
 
 
 def emit(payload: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """One line of JSON on stdout; what JSON has no word for (nan, infinity) is null."""
+    """Print one line of JSON on stdout. Values that JSON does not have (nan, infinity) become null."""
     write(json_line(_plain(payload)), sys.stdout)
 
 

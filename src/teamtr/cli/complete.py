@@ -1,4 +1,4 @@
-"""What a shell may complete: names that are known without loading torch."""
+"""Shell completion, with names that are known without importing torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def recipe_names(incomplete: str) -> list[tuple[str, str]]:
-    """Recipes, each with its summary."""
+    """Recipes with their summaries."""
     from teamtr.config import recipes
 
     return [(name, recipe.summary) for name, recipe in recipes().items() if name.startswith(incomplete)]
@@ -22,7 +22,7 @@ def preset_names(incomplete: str) -> list[str]:
 
 
 def method_names(incomplete: str) -> list[str]:
-    """Inference-time methods; after a comma, one more."""
+    """Inference-time methods; after a comma, the next one."""
     from teamtr.baselines import method_names
 
     before, comma, last = incomplete.rpartition(",")
@@ -30,15 +30,15 @@ def method_names(incomplete: str) -> list[str]:
 
 
 def agents_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The agents of the run folder that the command names; none where it cannot be read."""
-    # While an option's value is missing, the arguments before it are not yet sorted into parameters.
+    """The agents of the run folder in the command; none if it cannot be read."""
+    # While an option's value is missing, the arguments before it are not yet assigned to parameters.
     run = ctx.params.get("run") or next(iter(ctx.args), None)
     agents = _agents(Path(run) / "team.yaml") if run else []
     return [name for name in agents if name.startswith(incomplete)]
 
 
 def dotted_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Keys of a team file with their meaning; those of an agent under the names that the file gives."""
+    """Keys of a team file with their descriptions; those of an agent with the names in the file."""
     from teamtr.config import schema_keys
 
     file = ctx.params.get("team_file")
@@ -51,7 +51,7 @@ def dotted_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _agents(team_file: Path) -> list[str]:
-    """The names of the agents, as far as this file has any: a file that is still being written is no error here."""
+    """The names of the agents in this file, as far as it has any: an unfinished file is not an error here."""
     from teamtr.config.source import read
 
     try:
@@ -59,5 +59,5 @@ def _agents(team_file: Path) -> list[str]:
         names = [agent["name"] for agent in data["team"]["agents"]]
     except (OSError, ValueError, LookupError, TypeError):
         return []
-    # As far as they are names: a file may say anything, and a shell is to type it.
+    # Only valid names: the file may contain anything, and the completion is inserted into a shell command.
     return [name for name in names if isinstance(name, str) and name.replace("-", "_").isidentifier()]

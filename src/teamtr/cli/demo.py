@@ -1,4 +1,4 @@
-"""``teamtr demo``."""
+"""``teamtr demo``: train a team of tiny models and show what it learned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from teamtr.session.demo import DemoResult, DemoRun, Watch
 
 PLAYERS = 5
-"""Agents of ``roles`` where nothing else is said."""
+"""Default number of agents in ``roles``."""
 
 
 @app.command()
@@ -48,7 +48,7 @@ def demo(
 
     `teamtr demo` trains three models on code exchange: two see half of a code each, the third must say all of it.
     `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts before every update with stale ones,
-    and `--compare auto` with rollouts that are reused while they are worth it, which is how code exchange is trained.
+    and `--compare auto` with rollouts that are reused while they are informative (the default for code exchange).
     """
     from teamtr.cli.terminal import say
     from teamtr.presets import PRESETS
@@ -90,7 +90,7 @@ def demo(
 
 
 def _trained_in_turn(runs: Sequence[DemoRun], stop: Stop, works: Works) -> list[DemoResult]:
-    """One after the other, with every update on the screen."""
+    """Train one run after another, with every update on the screen."""
     from teamtr.cli.progress import TrainingScreen
     from teamtr.session.demo import train_demo
 
@@ -110,7 +110,7 @@ def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
 
 
 def _trained_beside(runs: Sequence[DemoRun], workers: int) -> list[DemoResult]:
-    """In several processes; a line when one is trained."""
+    """Train in several processes, with a line for each finished run."""
     from teamtr.cli.terminal import say
     from teamtr.cli.words import percent
     from teamtr.session.demo import train_silently
@@ -126,7 +126,8 @@ def _trained_beside(runs: Sequence[DemoRun], workers: int) -> list[DemoResult]:
 
 
 def _write_report(folder: Path, target: Path) -> str:
-    """The report of this run; says where it is, or why it is not there: a demo never fails because of it."""
+    """Write the report of this run. Returns a message with its path, or the reason why there is none: a demo never
+    fails because of its report."""
     from teamtr.analysis.report import build_report, report_page
 
     try:

@@ -1,4 +1,4 @@
-"""``teamtr doctor``."""
+"""``teamtr doctor``: report what this machine offers, and what is degraded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs would be written.")] = Path(),
     as_json: JsonFlag = False,
 ) -> None:
-    """Say what this machine offers: versions, devices, kernels, sandbox, disk; and what is degraded here, and why.
+    """Report what this machine offers (versions, devices, kernels, sandbox, disk), and what is degraded and why.
 
-    It changes nothing and needs no team file. Add its output to a report of a problem. The exit code is 0 also where
-    something is degraded: training works all the same, only slower, less protected, or without an extra.
+    It changes nothing and needs no team file. Add its output to bug reports. The exit code is 0 even if something is
+    degraded: training works, but slower, with less protection, or without an extra.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""``teamtr eval``."""
+"""``teamtr eval``: evaluate a run, a team file or inference-time methods."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ def evaluate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate a team on held-out problems: avg@K, unbiased pass@K and pass^K, majority and consensus, with
-    confidence intervals, and tables by subject or size.
+    """Evaluate a team on held-out problems: avg@K, unbiased pass@K and pass^K, majority and consensus, with confidence
+    intervals, and tables by subject or size.
 
-    Replies are stored as they come, so the same command resumes a killed evaluation, and `--regrade` grades them again
-    without sampling. `--method` compares ways to ask the same models: accuracy, tokens and seconds side by side.
-    `--task own --task gsm8k` evaluates on several tasks, in one table; `--show` says how many conversations to see.
+    Replies are stored as they are sampled, so the same command resumes a killed evaluation, and `--regrade` grades them
+    again without sampling. `--method` compares ways to prompt the same models by accuracy, tokens and seconds. `--task
+    own --task gsm8k` evaluates on several tasks, in one table; `--show` sets how many conversations are shown.
     """
     chosen = {
         "rounds": rounds,
@@ -136,7 +136,7 @@ def evaluate(
         from teamtr.errors import UserError
 
         changes = changes or []
-        if team is not None and run is not None:  # there is no run, so that the first word is a setting too
+        if team is not None and run is not None:  # there is no run, so the first argument is a setting too
             changes, run = [run, *changes], None
         if run is None and team is None:
             raise UserError("say what to evaluate: a run folder, or a team file with --team")
@@ -222,7 +222,7 @@ def evaluate(
 
 
 def _tasks(given: list[str]) -> list[list[str]]:
-    """For each task the settings that choose it; none for the run's own."""
+    """The settings that select each task; an empty list for the run's own."""
     found = []
     for text in given:
         if text == "own":
@@ -235,7 +235,7 @@ def _tasks(given: list[str]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What plays, who plays it, where its evaluations are kept, and how far it is trained."""
+    """A session and its team, the folder of its evaluations, and how far the team is trained."""
 
     session: Session
     team: Team
@@ -246,14 +246,14 @@ class _Opened:
 
 @dataclass(frozen=True)
 class _Source:
-    """Whose models are evaluated: a run's at a checkpoint, or a team file's."""
+    """The models to evaluate: those of a run at a checkpoint, or those of a team file."""
 
     run: str | None
     team: Path | None
     checkpoint: int | Literal["best"] | None
 
     def open(self, changes: list[str]) -> _Opened:
-        """With these settings: of a team file any, of a run those of another task."""
+        """Open with these settings: any for a team file; for a run, another task, device or location of its models."""
         if self.team is not None:
             settings = read_team_file(self.team, changes)
             from teamtr.session.build import build
@@ -273,13 +273,13 @@ class _Source:
             from teamtr.cli.terminal import say
 
             begun = int(stored.commit.progress["stage"]) + (int(stored.commit.progress["done"]) > 0)
-            say(f"checkpoint {stored.commit.number}, stage {begun}")  # counted as in the lines of training
+            say(f"checkpoint {stored.commit.number}, stage {begun}")  # counted as in the output of `teamtr train`
         return _Opened(session, members, evals, int(stored.commit.progress["stage"]), stored.commit.number)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What the evaluation of one task came to."""
+    """The results of evaluating one task."""
 
     task: str
     compared: tuple[Compared, ...]
@@ -302,7 +302,7 @@ class _Found:
 
 
 class _Ask:
-    """How to evaluate, whatever the task is."""
+    """The settings of an evaluation that do not depend on the task."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class _Ask:
         self.labelled, self.settings = labelled, settings
 
     def of(self, opened: _Opened, out: Path | None, *, apart: bool) -> _Found:
-        """``apart``: each task has a folder of its own in ``out``."""
+        """Evaluate an opened team. ``apart``: each task has its own folder in ``out``."""
         from teamtr.cli.terminal import say
         from teamtr.rollout import Ledger
         from teamtr.session.comparison import Comparison
@@ -375,7 +375,7 @@ def _told(report: EvalReport) -> str:
         rows.append(row("consensus on correct", report.consensus_on_correct))
     rows += [row(name.replace("_", " "), *figure) for name, figure in report.measures.items()]
     low, high = report.reward_interval
-    # Equal rewards outside of [0, 1], whose range nobody told: there is no interval that would say anything.
+    # Equal rewards outside [0, 1] whose range is not given: no interval would be meaningful.
     rows.append(("mean reward", f"{report.mean_reward:.3f}", f"{low:.3f} to {high:.3f}" if low < high else ""))
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""``teamtr export``: agents of a run as folders for others to load, to serve and to share."""
+"""``teamtr export``: writes agents of a run to folders, for loading, serving and sharing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def export(
 ) -> None:
     """Export agents of a run as folders that transformers, PEFT or vLLM can load, each with a model card.
 
-    Without --adapter, --merged or --gguf each agent leaves as it was trained.
+    Without --adapter, --merged or --gguf, each agent is exported in the form in which it was trained.
     """
     with errors():
         from teamtr.cli.terminal import say

@@ -1,4 +1,4 @@
-"""``teamtr figures``: the paper's figures from our runs."""
+"""``teamtr figures``: draws the paper's figures from runs."""
 
 from __future__ import annotations
 

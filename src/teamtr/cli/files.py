@@ -22,12 +22,12 @@ def check(
     overrides: Overrides = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a team file before training: keys, models, templates, data, grader, the KL noise floor, and what the team
-    says in a few episodes.
+    """Check a team file before training: keys, models, templates, data, grader, the KL noise floor, and a few sampled
+    episodes.
 
-    Known-right and known-wrong answers go through the task's own grader. The noise floor is the KL that rounding alone
+    Known right and wrong answers are passed to the task's own grader. The noise floor is the KL that rounding alone
     produces after a negligible change of the weights; it must be under a tenth of the radius. In bf16 it usually is
-    not. The episodes show what would keep the team from learning, and how long the whole run may take.
+    not. The episodes show what would keep the team from learning, and give an estimate of the whole run's time.
     """
     with errors():
         settings = read_team_file(team_file, overrides)
@@ -54,7 +54,7 @@ def check(
         health, whole_run = health_of(trial.batch, session.team.limits), estimate(session, trial, scoring)
         advice = [each.text for each in advise(health)]
     task, held_out = session.task, 0
-    with suppress(UserError):  # a task may have nothing held out
+    with suppress(UserError):  # a task may have no held-out problems
         held_out = len(task.problems("test"))
     warnings, printed = [*task.warnings, *told], task.printed.take()
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}

@@ -1,4 +1,4 @@
-"""``teamtr grade``."""
+"""``teamtr grade``: grade stored replies without a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teamtr.errors import UserError
 
 
 def task_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """What settings of a task's section make of its arguments; checked as a team file would be."""
+    """The task arguments that these settings give; they are checked as in a team file."""
     from teamtr.config import loads
     from teamtr.settings.refusals import hint
     from teamtr.tasks import TaskContext
@@ -66,9 +66,9 @@ def grade(
     """Grade stored replies as a benchmark does, without any model.
 
     A row that cannot be read, or that names no problem, is an error with its line number, and nothing is written. A
-    reply that states no answer is `unparsed`. Where problems have several replies, pass@k and pass^k are told over
-    those with k or more. Your own data is graded as `data`, with the settings that a team file would have. Dialogues of
-    tau-bench are read as that benchmark stores them (`task_id` and `traj`), with its folder as `--data`.
+    reply without an answer is `unparsed`. If problems have several replies, pass@k and pass^k are computed over the
+    problems with k or more. Your own data is graded as `data`, with the settings of a team file. Dialogues of tau-bench
+    are read in that benchmark's format (`task_id` and `traj`), with its folder as `--data`.
     """
     from teamtr.cli.terminal import say
     from teamtr.evaluation.metrics import of_trials

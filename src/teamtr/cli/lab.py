@@ -20,7 +20,7 @@ app.add_typer(lab, name="lab")
 
 
 def _drawable(figure: Path | None) -> Path | None:
-    """Told before anything is computed."""
+    """Check the suffix before anything is computed."""
     if figure is not None and figure.suffix not in (".png", ".pdf", ".svg"):
         fail(f"--figure: {figure} must end in .png, .pdf or .svg, which is the form that it gets", 2)
     return figure
@@ -55,7 +55,7 @@ def verify(
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check every statement of the paper, and ours, on exactly solved random teams; exit code 1 on a violation."""
+    """Check every statement of the paper, and our own, on exactly solved random teams; exit code 1 on a violation."""
     from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import verify as labs
@@ -93,7 +93,7 @@ def roles(
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Exactly one of n blind agents must volunteer: exact updates from fresh and from stale state distributions."""
+    """Compare exact updates from fresh and stale state distributions: exactly one of n blind agents must volunteer."""
     from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import roles as labs
@@ -107,7 +107,8 @@ def roles(
 
 @lab.command()
 def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) -> None:
-    """How stale gaps and drift grow with the number of agents, in several families of games, with fitted exponents."""
+    """Show how stale gaps and drift grow with the number of agents, in several families of games, with fitted
+    exponents."""
     from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import scaling as labs
@@ -139,7 +140,7 @@ def tightness(
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
+    """Show how often a certificate, the paper's or ours, is positive for a step that truly improves."""
     from teamtr.cli.progress import table
     from teamtr.cli.words import percent
     from teamtr.lab import figures
@@ -178,11 +179,11 @@ def staleness(
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Where stale rollouts fail: train tiny teams with every plan, over games, team sizes and radii.
+    """Show where stale rollouts fail: train tiny teams with every plan, over games, team sizes and radii.
 
     Compares fresh, stale, reweighted, automatic and partial sampling at equal updates, equal tokens and equal seconds.
-    All of it takes hours on one core; `--cells`, `--plans`, `--seed` and `--out` make it in several goes or on several
-    machines: put the files of their `--out` folders into one.
+    The whole experiment takes hours on one core. `--cells`, `--plans`, `--seed` and `--out` split it into several calls
+    or over several machines: put the files of their `--out` folders into one.
     """
     from teamtr.lab import staleness_cells as catalogue
 

@@ -1,4 +1,5 @@
-"""Commands whose parameters are read when they are called: ``teamtr --help`` lists all of them and calls none."""
+"""Commands whose parameters are read on first use: ``teamtr --help`` lists all commands without reading any
+signature."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class LateApp(typer.Typer):
-    """As any ``Typer``, but for commands that are made in two steps: name and help at once, the rest when it is asked
-    for. Reading the signatures of all commands took a quarter of the time of ``teamtr --help``."""
+    """A ``Typer`` that creates commands in two steps: name and help at once, parameters on first use. Reading the
+    signatures of all commands took a quarter of the time of ``teamtr --help``."""
 
     def command(self, name: str | None = None) -> Callable[[Function], Function]:  # type: ignore[override]
         def register(function: Function) -> Function:
             def listed() -> None:
-                """Stands for the function until its signature is needed."""
+                """Placeholder for the function until its signature is needed."""
 
             listed.__name__, listed.__doc__ = function.__name__, function.__doc__
             listed.function = function  # type: ignore[attr-defined]
@@ -33,7 +34,7 @@ class LateCommand(TyperCommand):
     def __init__(self, name: str | None, *, callback: Callable[..., Any], **settings: Any) -> None:
         super().__init__(name, callback=callback, **settings)
         self._function = callback.function  # type: ignore[attr-defined]
-        del self.params, self.callback  # so that whoever wants them comes to __getattr__
+        del self.params, self.callback  # accesses then go to __getattr__
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("params", "callback"):

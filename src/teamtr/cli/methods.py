@@ -1,4 +1,4 @@
-"""What ``teamtr eval`` shows of several evaluations: methods and tasks side by side, and means over seeds."""
+"""Tables of ``teamtr eval`` for several evaluations: methods and tasks side by side, and means over seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def told_methods(compared: Sequence[Compared]) -> str:
-    """A row for each method: how often it is right, what an answer takes, and how it differs from the first."""
+    """One row per method: accuracy, tokens and seconds per answer, and the difference from the first method."""
     from teamtr.cli.progress import table
     from teamtr.cli.words import percent
 
@@ -43,7 +43,7 @@ def told_methods(compared: Sequence[Compared]) -> str:
 
 
 def told_tasks(tasks: Sequence[tuple[str, Compared]]) -> str:
-    """A row for each task. Every task has problems and samples of its own."""
+    """One row per task. Tasks differ in their problems and samples."""
     from teamtr.cli.progress import table
     from teamtr.cli.words import percent
 
@@ -63,13 +63,13 @@ def told_tasks(tasks: Sequence[tuple[str, Compared]]) -> str:
 
 
 def figures_of(reports: Sequence[EvalReport]) -> tuple[float, float]:
-    """pass@K and majority@K, over the seeds."""
+    """pass@K and majority@K, averaged over seeds."""
     passed = [report.pass_at_k[report.samples] for report in reports]
     return sum(passed) / len(passed), sum(report.majority_at_k for report in reports) / len(reports)
 
 
 def told_seeds(reports: Sequence[EvalReport], figures: Mapping[str, MeanDeviation]) -> str:
-    """Every measure: its mean over the seeds, and the deviation of one seed."""
+    """One row per measure: its mean and standard deviation over seeds."""
     from teamtr.cli.progress import table
 
     rows = [

@@ -1,4 +1,4 @@
-"""``teamtr plan``."""
+"""``teamtr plan``: predict memory and time, on this machine or another."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def plan(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Estimate the memory that a team needs: weights, KV blocks, optimizer state, the largest step; and its sizes.
+    """Estimate the memory that a team needs: weights, KV blocks, optimizer state, the largest step. Also show its
+    budget.
 
     `--rehearse` runs the longest possible step of every agent, except where another agent that fits needs at least as
     much, and compares the plan with the memory used. On a GPU, `teamtr train` does the same when it starts or resumes,
     and logs the peak of every stage next to the plan.
 
-    With `--card`, no weights are loaded and no GPU is needed: memory of a worker and seconds of a stage follow from the
-    models' config.json and from `cluster.*`. It prints what bounds each phase and which settings would help; see
-    docs/sizing.md for how far that can be trusted.
+    With `--card`, no weights are loaded and no GPU is needed: memory per worker and seconds per stage are computed from
+    the models' config.json and `cluster.*`. It prints what bounds each phase and which settings would help; see
+    docs/sizing.md for the accuracy of these predictions.
 
-    It also prints what the run will spend on training (with `plan.match`, beside what the preset teamtr would), the
+    It also prints what the run will spend on training (with `plan.match`, next to what the preset teamtr would), the
     trained parameters of every agent, and the LoRA rank at which a single agent would train as many as the team.
     """
     if card is None and (cards or network or message_tokens):
@@ -67,7 +68,7 @@ def plan(
 
 
 def _here(settings: TeamFile, rehearse: bool, as_json: bool) -> None:
-    """Models are loaded, counted and measured."""
+    """Plan for this machine: models are loaded, counted and measured."""
     from teamtr.session.build import build
     from teamtr.session.memory import plan_memory
     from teamtr.session.memory import rehearse as try_it
@@ -88,7 +89,7 @@ def _here(settings: TeamFile, rehearse: bool, as_json: bool) -> None:
 
 
 def _elsewhere(settings: TeamFile, where: Where, as_json: bool) -> None:
-    """Nothing is loaded: all follows from shapes."""
+    """Plan for another machine from shapes alone; nothing is loaded."""
     from teamtr.planning.advice import helpful, placement
     from teamtr.session.forecast import forecast
 
@@ -122,7 +123,7 @@ def _elsewhere(settings: TeamFile, where: Where, as_json: bool) -> None:
 
 
 def _tell_group(group: Prediction, placed: Placement, as_json: bool) -> None:
-    """The memory of one of its workers, and where they are."""
+    """Print the memory of a worker in this group, and the placement of its workers."""
     cluster = group.setup.cluster
     if cluster.name:
         answer(f"{cluster.name}: {cluster.workers} {'worker' if cluster.workers == 1 else 'workers'}", as_json)
@@ -163,7 +164,7 @@ def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
 
 
 def _tell_seconds(found: Prediction, as_json: bool) -> None:
-    """A line for each phase that takes anything, and what the run comes to."""
+    """Print a line for each phase that takes time, and the estimate for the whole run."""
     from teamtr.cli.progress import table
     from teamtr.cli.words import clock, percent
     from teamtr.planning.seconds import BOUNDS

@@ -1,4 +1,4 @@
-"""What a person sees while a team trains: a live line in a terminal, plain lines elsewhere."""
+"""Progress of training for the user: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from teamtr.text import counted, on_terminal, share
 from teamtr.training.advice import advise
 
 PRINTED_LINES = 5
-"""Of what a grader printed that are shown with an update."""
+"""Maximum lines of a grader's output that are shown with an update."""
 
 if TYPE_CHECKING:
     from teamtr.cli.works import Works
@@ -31,13 +31,13 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> str:
-    """Values as a row of blocks."""
+    """Values as a row of block characters."""
     span = max(high - low, 1e-12)
     return "".join(BLOCKS[min(7, max(0, int((v - low) / span * 8)))] for v in values)
 
 
 class TrainingScreen:
-    """Shows the records of a run as they come."""
+    """Shows the records of a run as they arrive."""
 
     def __init__(self, *, label: str = "", works: Works | None = None) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -68,12 +68,12 @@ class TrainingScreen:
             self._host(False)
 
     def _host(self, hosts: bool) -> None:
-        """Two live screens would write over each other."""
+        """Two live screens would overwrite each other."""
         if self.works is not None:
             self.works.is_hosted = hosts
 
     def watch(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Show each record and hand it on."""
+        """Show each record and yield it."""
         for record in records:
             self._show(record)
             yield record
@@ -152,7 +152,7 @@ class TrainingScreen:
             self._print(f"{self.label}{told.rstrip()}")
 
     def _tell_printed(self, record: Record) -> None:
-        """The first lines of what the grader printed; all that is kept of it stands in the log and the report."""
+        """Print the first lines of the grader's output; all that is kept of it is in the log and the report."""
         lines = str(mapping(record, "rewards").get("printed", "")).splitlines()
         for line in lines[:PRINTED_LINES]:
             self._print(f"reward: {line}")
@@ -160,15 +160,15 @@ class TrainingScreen:
             self._print(f"reward: ... {len(lines) - PRINTED_LINES} more lines in the log and the report")
 
     def _advise(self, health: Health | None, agent: str) -> None:
-        """Each advice once: the figures stand in every line."""
+        """Print each advice once, since the figures are in every line."""
         for advice in () if health is None else advise(health, agent):
             if advice.about not in self.advised:
                 self.advised.add(advice.about)
                 self._print(f"advice: {advice.text}")
 
     def _tell_own_scores(self, record: Record) -> None:
-        """Once: whoever asked for the sampler's scores hears that they are not used. That none were kept is usual where
-        rollouts are reused."""
+        """Warn once if ``learner.score: sampler`` is set but its scores are not used. Not if none were kept, which is
+        usual where rollouts are reused."""
         why = record.get("own_scores", "")
         if why and why != NOTHING_KEPT and "own scores" not in self.advised:
             self.advised.add("own scores")
@@ -205,7 +205,7 @@ class TrainingScreen:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: columns as wide as they need to be, whatever the terminal says."""
+    """A plain table; columns are as wide as their content, regardless of the terminal's width."""
     widths = [max(len(row[c]) for row in (header, *rows)) for c in range(len(header))]
     return "\n".join(
         "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
@@ -213,7 +213,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _rollouts(update: Record) -> str:
-    """What the update learned from: new rollouts, redrawn ones, or old ones with what they were still worth."""
+    """The rollouts of an update: new, redrawn, or old with the share that they were still worth."""
     match update.get("rollouts"):
         case {"action": "sample"}:
             return "new"

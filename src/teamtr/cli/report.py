@@ -1,4 +1,4 @@
-"""Looking at runs: ``teamtr report``, ``view``, ``compare``."""
+"""Commands to inspect runs: ``teamtr report``, ``view``, ``compare``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def report(
 ) -> None:
     """Show what training did: one self-contained HTML file with plots and conversations.
 
-    It answers five questions: does it improve, is each update inside its region, would stale rollouts have fooled it,
-    what do the agents say to each other, what did it cost. It also works while a run is training.
+    It answers five questions: does the team improve, is each update inside its trust region, would stale rollouts have
+    misjudged it, what do the agents say to each other, and what did it cost. It also works while a run is training.
     """
     from teamtr.analysis.report import build_report, plain, report_page, report_text
     from teamtr.cli.terminal import say
@@ -64,10 +64,10 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
     allow_remote: Annotated[bool, typer.Option(help="Allow a --host that other machines can reach.")] = False,
 ) -> None:
-    """Watch runs in a browser while they train. Prints a link that contains a secret token; Ctrl-C stops it.
+    """Watch runs in a browser while they train. Prints a link that contains a secret token; Ctrl-C stops the server.
 
-    It only reads, takes no lock, and loads batches on demand. By default only this machine can reach it, and only with
-    the link.
+    The server only reads, takes no lock, and loads batches on demand. By default only this machine can reach it, and
+    only with the link.
     """
     from teamtr.analysis.report.serve import Library, LiveServer
     from teamtr.cli.terminal import say

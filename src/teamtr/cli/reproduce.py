@@ -1,4 +1,4 @@
-"""``teamtr reproduce``: the paper's tables and figures, made anew."""
+"""``teamtr reproduce``: recreates the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def reproduce(
     show: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make one of the paper's tables or figures: train its teams, and put its numbers beside ours.
+    """Reproduce one of the paper's tables or figures: train its teams, and show the paper's numbers next to ours.
 
-    The same command goes on where it was stopped. A team that fails is told and left out of the table. Settings may be
-    changed as in `teamtr train`: `teamtr reproduce ablation plan.stages=10`.
+    The same command resumes where it was stopped. A team that fails is reported and left out of the table. Settings may
+    be changed as in `teamtr train`: `teamtr reproduce ablation plan.stages=10`.
     """
     from teamtr.reproduce import RECIPES, SCALES, Setting, find
 
@@ -83,7 +83,7 @@ def _listed(recipes: list[dict[str, Any]]) -> str:
 
 
 def _chosen(recipe: Recipe, words: list[str] | tuple[()]) -> Recipe:
-    """The recipe with the teams alone whose name holds one of these words, and their lines."""
+    """The recipe with only those teams whose names contain one of these words, and their lines."""
     from dataclasses import replace
 
     if not words:

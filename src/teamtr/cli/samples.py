@@ -1,4 +1,4 @@
-"""Conversations of an evaluation, for a person to look at."""
+"""Conversations of an evaluation as text and as JSON records."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from teamtr.session.evaluations import Sample
 
 CHARACTERS, MESSAGES = 400, 12
-"""That are shown of a message, and of a conversation."""
+"""Maximum characters shown of a message, and messages shown of a conversation."""
 
 
 def told_samples(samples: Sequence[Sample], of: str = "") -> str:
-    """One below the other: what was asked, who said what, and what the grader made of it."""
+    """Conversations one after another: the question, the messages with their authors, and the verdict."""
     return "\n".join(line for sample in samples for line in ["", *_lines(sample, of)])
 
 
 def sample_record(sample: Sample) -> dict[str, Any]:
-    """Whole, for ``--json``."""
+    """The whole conversation, for ``--json``."""
     return {
         "problem": sample.problem.id,
         "messages": [{"author": message.author, "text": message.text} for message in sample.episode.messages],
@@ -47,6 +47,6 @@ def _private(private: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _short(text: str) -> str:
-    """On one line, and no longer than a person reads."""
+    """The text on one line, truncated to a readable length."""
     line = " ".join(text.split())
     return line if len(line) <= CHARACTERS else f"{line[:CHARACTERS]}… ({len(line) - CHARACTERS:,} more characters)"

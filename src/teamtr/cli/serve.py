@@ -1,4 +1,4 @@
-"""``teamtr serve``."""
+"""``teamtr serve``: serve a team behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def serve(
     """Serve a team behind an OpenAI-compatible API: one model for the team, and one for each of its agents.
 
     Clients need the key that is printed, or the one in the environment variable TEAMTR_API_KEY. The link opens a page
-    on which you can talk to the team. SIGTERM or Ctrl-C stops it once all that was asked is answered.
+    for talking to the team. On SIGTERM or Ctrl-C the server answers all pending requests, then stops.
     """
     from teamtr.cli.terminal import say
 
@@ -46,7 +46,7 @@ def serve(
             write(server.link if is_new else server.page, sys.stdout)
             say(f"API: {server.url}, models {', '.join(server.desk.served.models)}")
             say(f"key: {key}" if is_new else f"key: the one in {KEY_VARIABLE}; the page takes it as #key=KEY")
-            logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that hangs up
+            logging.getLogger("asyncio").setLevel(logging.ERROR)  # asyncio warns about every client that disconnects
             server.serve_forever()
             say("closed")
             opened.session.engine.close()

@@ -1,4 +1,4 @@
-"""What ``teamtr lab staleness`` shows: a line for every finished run, and the map as tables."""
+"""Output of ``teamtr lab staleness``: a line for every finished run, and tables of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = {"fresh": "fresh is better", "stale": "stale is better", "none": "no dif
 
 
 def show_run(count: int) -> Callable[[Run, int], None]:
-    """Says each of ``count`` runs when it is finished, and when the last will be."""
+    """Return a function that reports each of ``count`` runs when it is finished, with the expected time left."""
     started, made = time.monotonic(), 0
 
     def show(run: Run, left: int) -> None:
@@ -30,7 +30,8 @@ def show_run(count: int) -> Callable[[Run, int], None]:
 
 
 def tables(report: StalenessReport) -> str:
-    """Success and costs of every cell and plan; what that says of each cell; and of all together."""
+    """Tables of success and costs for every cell and plan, of the verdicts for each cell, and of means over all
+    cells."""
     costs = [_row(cell, plan) for cell in report.cells for plan in report.plans]
     header = ("cell", "plan", "success", "at equal tokens", "at equal seconds", "tokens", "s", "batches", "share")
     verdicts = [_verdict(cell) for cell in report.cells]

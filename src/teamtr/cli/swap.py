@@ -1,4 +1,4 @@
-"""``teamtr swap`` and ``teamtr compat``: another model in an agent's place."""
+"""``teamtr swap`` and ``teamtr compat``: replace an agent's model, and compare models' token ids."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def swap(
 
     The new model learns from the old agent's messages in the team's own conversations, until the exact KL from old to
     new is within the radius on held-out probes. The old run is not changed. The swap itself is not certified (no bound
-    says that the team is as good as before); updates after it are. The same command resumes an interrupted swap. Then:
-    `teamtr train OUT`.
+    guarantees that the team is as good as before); updates after it are. The same command resumes an interrupted swap.
+    Continue with `teamtr train OUT`.
     """
     if no_align and reset:
         fail("use either --no-align or --reset: a team that is retrained from scratch has nothing to align to", 2)
@@ -103,13 +103,13 @@ def swap(
 
 
 def _beside(run: Path, ending: str) -> Path:
-    """A folder beside the run, of its name and this ending; `.` and `..` have no name of their own."""
+    """A folder next to the run, with its name and this ending; `.` and `..` are resolved, as they are not names."""
     named = run if run.name not in ("", "..") else run.resolve()
     return named.parent / f"{named.name}{ending}"
 
 
 def _lines(record: dict[str, Any]) -> list[str]:
-    """A record of the swap as lines for a person."""
+    """Format a record of the swap as lines."""
     match record["kind"]:
         case "protocol":
             marks = [f"  {'✓' if i['ok'] else '✗'} {i['point']}: {i['note'] or 'the same'}" for i in record["items"]]
@@ -149,7 +149,7 @@ def _summary(record: dict[str, Any]) -> list[str]:
 
 
 def _against_radius(where: str, found: dict[str, Any], radius: float) -> str:
-    """The KL beside the radius; its upper bound decides."""
+    """The KL next to the radius; the upper bound decides."""
     verdict = "within" if _is_within(found, radius) else "outside"
     return f"on {where}: KL {found['kl']:.4f} (upper {found['kl_upper']:.4f}), {verdict} the radius {radius:g}"
 
@@ -174,7 +174,8 @@ def compat(
     Of the team's own contexts, up to --count are taken, evenly spaced. The difficult strings (blanks, scripts, digits,
     markup, tool calls) are always all used.
 
-    Exit code 0: the ids are identical, so an exact KL exists between the two models; 3: they differ, and where.
+    Exit code 0: the ids are identical, so the exact KL between the two models is defined; 3: they differ, and the first
+    differences are printed.
     """
     from teamtr.chat.tokenizers import compare_tokenizers
     from teamtr.session.models import load_tokenizer

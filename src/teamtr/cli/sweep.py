@@ -41,16 +41,16 @@ def sweep(
     finished: Finished = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a team with several values of some settings, and make one table and one page of what came out.
+    """Train a team with several values of some settings, and write one table and one page of the results.
 
-    The same command goes on where it was stopped, and with values added trains only those. A run that fails is told and
-    left out of the table. Keys are those of the team file; one with a single value is set in all runs.
+    The same command resumes where it was stopped; if values are added, it trains only those. A run that fails is
+    reported and left out of the table. Keys are those of the team file; a key with a single value is set in all runs.
     """
     words = ["teamtr", "sweep", str(team_file), *settings, *([] if seeds is None else ["--seeds", str(seeds)])]
     with errors(), interruptible():
         from teamtr.sweep.variants import variants_of
 
-        variants = variants_of(team_file, settings)  # before what needs torch is imported
+        variants = variants_of(team_file, settings)  # before imports that need torch
         from teamtr.sweep.sweep import Sweep
 
         first = variants[0].team_file
@@ -59,7 +59,7 @@ def sweep(
 
 
 def run_sweep(made: Sweep, workers: int | None, finished: bool, as_json: bool) -> None:
-    """Train what is not done, side by side where there is room, and show the table."""
+    """Train the unfinished runs, in parallel where there is room, and show the table."""
     from teamtr.cli.terminal import say
     from teamtr.sweep.cells import is_done
     from teamtr.sweep.room import room

@@ -1,4 +1,4 @@
-"""What commands share that train several teams and make one table of them."""
+"""Code shared by commands that train several teams and make one table of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def train_cells(cells: Sequence[Cell], workers: int, out: Path) -> list[Failed]:
-    """A line for every team that is trained; those that are done are passed over. With no workers, nothing is."""
+    """Train all cells that are not done, with a line for each; with no workers, train none."""
     from teamtr.cli.terminal import say
     from teamtr.sweep.cells import make_cells
 
@@ -32,7 +32,7 @@ def train_cells(cells: Sequence[Cell], workers: int, out: Path) -> list[Failed]:
 
 
 def show_table(table: Table, out: Path, as_json: bool) -> None:
-    """Written, printed, and said where it is; a table from which teams are missing ends with exit code 1."""
+    """Write and print the table and its path; exits with code 1 if any team failed."""
     from teamtr.cli.terminal import say
     from teamtr.sweep.table import markdown, write
 

@@ -1,5 +1,5 @@
-"""The one place where the commands write: nothing that models, data, endpoints or a person's own code said can steer
-a terminal."""
+"""The only module through which commands write: text from models, data, endpoints or user code cannot send control
+codes to a terminal."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from teamtr.text import on_terminal
 
 
 def write(text: str, stream: TextIO) -> None:
-    """The text with a newline, without control codes."""
+    """Write the text and a newline, without control codes."""
     stream.write(f"{on_terminal(text)}\n")
     stream.flush()
 
 
 def say(text: str) -> None:
-    """For a person, on stderr: stdout belongs to --json."""
+    """Print a message to the user on stderr, since stdout is for results."""
     write(text, sys.stderr)
 
 
 def json_line(value: Any) -> str:
-    """One line of JSON, in ASCII, in which every control code is escaped."""
+    """One line of JSON in ASCII; every control code is escaped."""
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def write_traceback() -> None:
-    """Of the error that is being handled, as Python writes it."""
+    """Write the traceback of the current exception in Python's format."""
     write(traceback.format_exc().rstrip("\n"), sys.stderr)
 
 
 class Indented:
-    """Text that comes in pieces, each line indented, also where the terminal would wrap it: only ``heading`` writes at
-    the left edge, so that no text can pass for somebody else's."""
+    """Text that arrives in pieces, with every line indented, also where the terminal would wrap it. Only ``heading``
+    writes at the left edge, so that no text can imitate another speaker's line."""
 
     def __init__(self, stream: TextIO, width: int, indent: str = "  ") -> None:
         self._stream, self._indent = stream, indent
@@ -44,12 +44,12 @@ class Indented:
         self._column = 0
 
     def heading(self, text: str) -> None:
-        """A line of our own, after whatever came before."""
+        """Write a line at the left edge, after ending any text before it."""
         self.end()
         write(" ".join(text.split()), self._stream)
 
     def add(self, text: str) -> None:
-        """More of the text."""
+        """Append to the text."""
         out = []
         for sign in on_terminal(text).replace("\t", "    "):
             if sign == "\n":
@@ -69,7 +69,7 @@ class Indented:
         self._stream.flush()
 
     def end(self) -> None:
-        """The text is over: the next line begins at the edge."""
+        """End the text: the next line begins at the left edge."""
         if self._column:
             self._stream.write("\n")
             self._stream.flush()

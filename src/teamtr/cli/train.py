@@ -1,4 +1,4 @@
-"""``teamtr train``."""
+"""``teamtr train``: train a team, or resume a run."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def train(
 ) -> None:
     """Train a team, or resume the run in the folder: the same command does both.
 
-    A run goes on elsewhere with `teamtr train RUN team.model=PATH task.path=PATH device=cpu`, paths relative to the
-    present folder: data, code and models must be the same by their hashes.
+    To resume a run elsewhere, use `teamtr train RUN team.model=PATH task.path=PATH device=cpu`, with paths relative to
+    the current directory. Data, code and models must have the same hashes.
 
     Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so at most the update
     in progress is lost.
 
-    With `--seeds 3`, or `seeds: 3` in the team file, three runs are trained, side by side where there is room, and one
-    table has the mean of their success, its deviation and its interval.
+    With `--seeds 3`, or `seeds: 3` in the team file, three runs are trained, in parallel where there is room, and one
+    table shows the mean of their success, its deviation and its interval.
     """
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
@@ -100,7 +100,7 @@ def train(
             "groups or a reward with partial credit give a signal; `teamtr report` shows what the agents said"
         )
     elif silent := outcomes["skipped_no_signal"]:
-        # Not "the same reward": with plan.credit own, difference or crossed the team's may differ.
+        # Not "the same reward": with plan.credit own, difference or crossed, the team's rewards may differ.
         say(
             f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes were worth the same "
             "to the agent"
@@ -131,7 +131,7 @@ def train(
 def _train_seeds(
     file: Path, changes: list[str], seeds: int, workers: int | None, out: Path, accept_changes: bool, as_json: bool
 ) -> None:
-    """Each seed in a folder of its own in ``out``, and one table."""
+    """Train each seed in its own folder in ``out``, and make one table."""
     from teamtr.errors import UserError
     from teamtr.sweep.sweep import Sweep
     from teamtr.sweep.variants import Variant

@@ -1,4 +1,4 @@
-"""Figures as a person reads them in a terminal: shares, times, the health of a batch, what a run may take."""
+"""Figures formatted for a terminal: shares, times, the health of a batch, the estimate of a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def percent(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as minutes and seconds, with hours where there are any."""
+    """Seconds as minutes and seconds, with hours if there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def lengths(health: Health | None, agent: str | None = None) -> str:
-    """How long the messages of the team or of one agent are, how many are cut, and how sure their words."""
+    """Message lengths of the team or of one agent, with the share that is cut off and the entropy."""
     found = None if health is None else health.messages if agent is None else health.agents.get(agent)
     if found is None:
         return ""
@@ -33,7 +33,7 @@ def lengths(health: Health | None, agent: str | None = None) -> str:
 
 
 def signals(health: Health | None) -> str:
-    """How much of the batch can teach anything."""
+    """The shares of the batch without signal and without a parsed answer."""
     if health is None:
         return ""
     return f"no signal {percent(health.without_signal)}  unparsed {percent(health.unparsed)}"
@@ -44,14 +44,14 @@ def health_line(health: Health | None, agent: str | None = None) -> str:
 
 
 def warmup_line(agent: str, warmed: Mapping[str, Any]) -> str:
-    """What an agent was trained on before the first stage."""
+    """What an agent was trained on in the warm-up, before the first stage."""
     losses = f"{warmed['loss_before']:.2f} to {warmed['loss_after']:.2f} nats per token"
     steps = counted(warmed["steps"], "step")
     return f"warmed up {agent}: {warmed['tokens']:,} tokens of {warmed['source']} in {steps}, {losses}"
 
 
 def estimate_line(found: Estimate) -> str:
-    """What the whole run may take."""
+    """The estimated tokens and time of the whole run."""
     tokens = _span(f"{found.least_tokens:,}", f"{found.most_tokens:,}")
     more = ", and more where dynamic sampling replaces groups" if found.open_ended else ""
     if found.least_seconds is None or found.most_seconds is None:

@@ -1,4 +1,4 @@
-"""Never a blank screen: what goes on, how far it is and how long it will take, once it takes more than two seconds.
+"""Progress of long operations: what is running, how far it is and how long it will take, shown after two seconds.
 
 A live line in a terminal, plain lines every few seconds elsewhere.
 """
@@ -18,7 +18,7 @@ from teamtr.progress import Work
 from teamtr.text import on_terminal
 
 SHOWN_AFTER = 2.0
-"""Seconds that a piece of work takes before anything is said of it."""
+"""Seconds that an operation runs before it is shown."""
 LINE_EVERY = 5.0
 """Seconds between plain lines."""
 LOOK_EVERY = 0.25
@@ -32,8 +32,8 @@ class _Begun:
 
 
 class Works:
-    """Shows the innermost piece of work that has taken longer than two seconds. A thread looks at the counts, because
-    work that counts nothing must show too; ``tick`` is what it does."""
+    """Shows the innermost operation that has run for longer than two seconds. A thread polls the counts, because
+    operations that count nothing must be shown too; without a terminal, it calls ``tick``."""
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic, tell: Callable[[str], None] = say) -> None:
         self._now = now
@@ -45,26 +45,26 @@ class Works:
         self._thread: threading.Thread | None = None
         self._live: Any = None
         self.is_hosted = False
-        """Somebody else's live screen shows it."""
+        """Whether another live screen shows this one."""
 
-    # -- as progress ------------------------------------------------------------------------------------------
+    # -- progress listener ------------------------------------------------------------------------------------
 
     def begin(self, work: Work) -> None:
         with self._lock:
             self._begun.append(_Begun(work, self._now()))
 
     def end(self, work: Work) -> None:
-        """What a plain line was said of is said to be done, if it is."""
+        """End an operation. If a plain line was printed about it, print that it is done."""
         with self._lock:
             place = next((k for k, begun in enumerate(self._begun) if begun.work is work), None)
             if place is None:
-                return  # what it was part of ended before it: an abandoned generator
+                return  # its parent ended before it: an abandoned generator
             chain, begun = self._chain(place), self._begun[place]
             del self._begun[place:]
         if begun.told and not work.broken_off:
             self._tell(f"{chain}: done in {clock(self._now() - begun.at)}")
 
-    # -- on the screen ----------------------------------------------------------------------------------------
+    # -- display ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Works:
         self._thread = threading.Thread(target=self._look, name="teamtr progress", daemon=True)
@@ -80,13 +80,13 @@ class Works:
         self._leave_screen()
 
     def line(self) -> str | None:
-        """What goes on now; None where nothing has taken long."""
+        """The line for the current operation; None if nothing has taken long."""
         with self._lock:
             found = self._long()
             return None if found is None else self._text(found)
 
     def tick(self) -> None:
-        """Without a terminal: a line, if it is time for one."""
+        """Without a terminal: print a line if one is due."""
         now = self._now()
         with self._lock:
             found = self._long()
@@ -102,7 +102,7 @@ class Works:
         return Text(on_terminal(self.line() or ""), style="dim", no_wrap=True, overflow="ellipsis")
 
     def _long(self) -> int | None:
-        """The innermost that began more than two seconds ago."""
+        """The innermost operation that began at least two seconds ago."""
         now = self._now()
         return next((k for k in reversed(range(len(self._begun))) if now - self._begun[k].at >= SHOWN_AFTER), None)
 
@@ -118,7 +118,7 @@ class Works:
             if self.line() is None or self.is_hosted:
                 self._leave_screen()
                 continue
-            from rich.console import Console  # most commands never need it
+            from rich.console import Console  # imported late: most commands never need it
 
             console = Console(stderr=True, highlight=False)
             if console.is_terminal:
@@ -140,7 +140,7 @@ class Works:
 
 
 def described(work: Work, seconds: float) -> str:
-    """How far it is after so many seconds, how fast it goes, and how long it may still take."""
+    """Progress after so many seconds: the count, the rate, and the time left."""
     if not work.unit:
         return f"{clock(seconds)} so far"
     of = "" if work.total is None else f" of {work.total:,}"

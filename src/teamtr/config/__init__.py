@@ -1,8 +1,8 @@
 """The team file: its schema, its defaults, and errors that point at the line.
 
-A team file is YAML 1.2 (core schema: ``no`` is text, ``1e-5`` a number, ``012`` twelve). It is read into frozen
-pydantic models; an unknown key, a wrong type or a value out of range is refused, never guessed. All mistakes of a
-file are told at once, each like a compiler's message::
+A team file is YAML 1.2 (core schema: ``no`` is text, ``1e-5`` a number, ``012`` twelve). It is parsed into frozen
+pydantic models. An unknown key, a wrong type or a value out of range is refused. All mistakes in a file are reported at
+once, each in the format of compiler messages::
 
     team.yaml:12:5: unknown key "radious" in plan; did you mean "radius_nats_per_message"?
        12 |     radious: 0.01
@@ -10,9 +10,9 @@ file are told at once, each like a compiler's message::
 
 Values may be overridden by dotted keys, ``plan.stages=10`` or ``team.agents.left.model=tiny``.
 
-How it works: text -> plain data plus the place of every path (``source``) -> ``overrides`` -> the models
-(``schema``), whose errors are carried back to places (``validate``). The models are the only list of keys: help, docs
-and "did you mean" all read it through ``schema_keys``.
+Processing: text -> plain data with the place of every path (``source``) -> ``overrides`` -> the models (``schema``),
+whose errors are mapped back to places (``validate``). The models are the only list of keys: help, docs and "did you
+mean" read them through ``schema_keys``.
 """
 
 from teamtr.config.errors import ConfigError

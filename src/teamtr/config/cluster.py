@@ -1,4 +1,4 @@
-"""Where a team's models are: in this process, or in several."""
+"""The section ``cluster``: a team's models in this process or in several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUPS: KeyPath = ("cluster", "groups")
 
 
 class GroupConfig(Section):
-    """Agents whose models live on workers of their own."""
+    """Agents whose models are on workers of their own."""
 
     agents: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         description="Names of agents that live on workers of their own. Every agent is in one group; without groups, "
@@ -27,7 +27,7 @@ class GroupConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where a team's models are; see docs/cluster.md."""
+    """Where a team's models run; see docs/cluster.md."""
 
     engine: Literal["local", "ray"] = key(
         "local", "local: in this process; ray: in workers, on this machine or many (needs teamtr[ray])."
@@ -53,7 +53,8 @@ class ClusterConfig(Section):
     patience_s: Above0 = key(1800.0, "How many seconds a call to a worker may take before it counts as hanging.")
 
     def _settle(self) -> None:
-        """Write out the number of shards: it decides the bits, and what goes on with a run must have as many."""
+        """Fill in the number of shards. It determines results to the bit, and a resumed run must have the same
+        number."""
         if self.groups and "workers" not in self.model_fields_set:
             object.__setattr__(self, "workers", sum(group.workers for group in self.groups))
         if self.shards is None:
@@ -61,13 +62,13 @@ class ClusterConfig(Section):
 
     @property
     def parts(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         assert self.shards is not None, "settled above"
         return self.shards
 
     @property
     def _most_together(self) -> int:
-        """Most workers that share the rows of one agent."""
+        """The largest number of workers that split the rows of one agent."""
         return max((group.workers for group in self.groups), default=self.workers)
 
     @property
@@ -75,7 +76,7 @@ class ClusterConfig(Section):
         return tuple(f"group {number} ({', '.join(group.agents)})" for number, group in enumerate(self.groups))
 
     def held_by(self, group: int) -> tuple[str, ...]:
-        """Whose models the workers of this group hold: a player that has a model of its own lives in the first."""
+        """The agents whose models the workers of this group hold. A player with its own model is in the first group."""
         agents = self.groups[group].agents
         return (*agents, PLAYER) if group == 0 else agents
 
@@ -106,7 +107,7 @@ class ClusterConfig(Section):
             yield Refusal(("cluster", "shards"), message)
 
     def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
-        """Groups that do not have every agent once, or that would need one base twice."""
+        """Refuses groups that do not name every agent exactly once, or that would load one base twice."""
         group_of: dict[str, int] = {}
         for number, group in enumerate(self.groups):
             for i, name in enumerate(group.agents):
@@ -120,7 +121,7 @@ class ClusterConfig(Section):
                     yield Refusal(here, f"{message}; an agent lives in one group")
                 group_of.setdefault(name, number)
         left = [name for name in dict.fromkeys(team.names) if name not in group_of]
-        if self.groups and left and group_of.keys() <= set(team.names):  # else one of them was misspelt
+        if self.groups and left and group_of.keys() <= set(team.names):  # otherwise a name was misspelled
             message = f"cluster.groups has no group for {', '.join(map(show, left))}: every agent needs one"
             yield Refusal(_GROUPS, message, (_GROUPS, ("team", "agents")))
         first: dict[tuple[str, str | None], str] = {}

@@ -1,4 +1,4 @@
-"""What is wrong with a team file, where it stands, and how it is told."""
+"""Mistakes in a team file, their places, and how they are printed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from teamtr.errors import UserError
 
 MOST_TOLD = 100
-"""Mistakes that an error tells; it says how many more there are."""
+"""Maximum number of mistakes that an error lists; it states how many more there are."""
 WIDEST = 200
-"""Characters of a line that are shown round a mistake."""
+"""Maximum number of characters that are shown of a line with a mistake."""
 
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A stretch of one line of the file, counted from 1."""
+    """A range of columns in one line of the file, counted from 1."""
 
     line: int
     column: int
@@ -27,14 +27,14 @@ class Place:
 
     @classmethod
     def after(cls, text: str) -> Place:
-        """Where a file that begins with this text goes on."""
+        """The place right after this text, which the file begins with."""
         lines = _LINE_BREAK.split(text)
         return cls(len(lines), len(lines[-1]) + 1)
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong, and where: a place in the file, or the override that brought it."""
+    """One mistake and where it is: a place in the file, or the override that caused it."""
 
     message: str
     place: Place | None = None
@@ -42,7 +42,7 @@ class Mistake:
 
 
 class ConfigError(UserError):
-    """Everything wrong with a team file called ``name`` that holds ``text``."""
+    """All mistakes in a team file called ``name`` with the content ``text``."""
 
     def __init__(self, name: str, text: str, mistakes: Iterable[Mistake]) -> None:
         self.name, self.text, self.mistakes = name, text, tuple(mistakes)
@@ -53,12 +53,12 @@ class ConfigError(UserError):
         super().__init__("\n".join(told))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, tuple[Mistake, ...]]]:
-        """So that it reaches the process that asked."""
+        """Support pickling, so that the error can be passed between processes."""
         return type(self), (self.name, self.text, self.mistakes)
 
 
 def _render(name: str, lines: Sequence[str], mistake: Mistake) -> str:
-    """One mistake as a compiler would print it."""
+    """One mistake in the format of compiler messages."""
     if mistake.override is not None:
         return f"override {json.dumps(mistake.override, ensure_ascii=False)}: {mistake.message}"
     if mistake.place is None:
@@ -70,6 +70,6 @@ def _render(name: str, lines: Sequence[str], mistake: Mistake) -> str:
         cut = max(0, min(column - 1 - WIDEST // 4, len(source) - WIDEST))
         source, column = source[cut : cut + WIDEST], column - cut
     width = max(1, min(width, WIDEST - column + 1))
-    # A tab stays a tab, so that the caret stands under its column however wide tabs are shown.
+    # Tabs are kept, so that the caret is under its column at any tab width.
     pad = "".join("\t" if char == "\t" else " " for char in source[: column - 1].ljust(column - 1))
     return f"{head}\n{line:5d} | {source}\n      | {pad}{'^' * width}"

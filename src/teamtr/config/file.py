@@ -1,4 +1,4 @@
-"""From a file or text to a ``TeamFile``, and back."""
+"""Reads a ``TeamFile`` from a file or text, and writes it as text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from teamtr.settings.refusals import show
 
 
 def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TeamFile:
-    """Read a team file; paths in it are relative to its folder, and absolute in what is returned.
+    """Read a team file. Paths in it are relative to its folder; in the result they are absolute.
 
-    Raises ConfigError with everything that is wrong in the file and in the overrides.
+    Raises ConfigError with all mistakes in the file and in the overrides.
     """
     name = os.fspath(path)
     try:
         with open(path, "rb") as file:
-            raw = file.read(4 * LONGEST + 1)  # no character takes more bytes
+            raw = file.read(4 * LONGEST + 1)  # UTF-8 uses at most 4 bytes per character
     except OSError as error:
         raise ConfigError(name, "", [Mistake(f"cannot be read: {error.strerror}")]) from None
     if len(raw) > 4 * LONGEST:
@@ -40,7 +40,7 @@ def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
 
 
 def loads(text: str, name: str = "<string>", overrides: Sequence[str] = ()) -> TeamFile:
-    """Read a team file from text; ``name`` is what errors call it. Paths in it stay as they are."""
+    """Read a team file from text; errors refer to it as ``name``. Paths are returned unchanged."""
     document = read(text)
     if document.data is None:
         if document.mistakes:
@@ -59,12 +59,12 @@ def loads(text: str, name: str = "<string>", overrides: Sequence[str] = ()) -> T
 
 
 def from_data(data: Mapping[str, Any], name: str, changes: Mapping[str, Any] | None = None) -> TeamFile:
-    """A team file from plain data; ``changes`` are values by dotted key. Errors point into the data as YAML."""
+    """Read a team file from plain data; ``changes`` are values by dotted key. Errors quote the data as YAML."""
     return loads(write(dict(data)), name, [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()])
 
 
 def _turn(mistake: Mistake, overrides: Sequence[str]) -> tuple[int, ...]:
-    """What is told first: the file in the order of its lines, then the overrides as given."""
+    """Sort key of a mistake: first the file by line, then the overrides in their order."""
     place = mistake.place or Place(0, 0)
     return ([None, *overrides].index(mistake.override), place.line, place.column)
 
@@ -75,13 +75,13 @@ def dump(team_file: TeamFile) -> str:
 
 
 def changed(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
-    """The team file of a run with these changes; paths in them are relative to the present folder, as in a shell."""
+    """The team file of a run with these changes. Paths in the changes are relative to the current directory."""
     return loads(dump(team_file), name, changes).anchored(Path.cwd())
 
 
 def changed_for_evaluation(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
-    """The same team on the task that the changes write (``task.name=math500``), on another device, or with its models
-    where they are now; paths are relative to the present folder. Raises ConfigError for any other change."""
+    """The team file of a run with another task (``task.name=math500``), device or location of its models. Paths in the
+    changes are relative to the current directory. Raises ConfigError for any other change."""
     data = _plain(team_file)
     for change in changes:
         if is_of_task(change):
@@ -100,15 +100,15 @@ def changed_for_evaluation(team_file: TeamFile, changes: Sequence[str], name: st
 
 
 def is_of_task(change: str) -> bool:
-    """Whether a change (KEY=VALUE) is to the task."""
+    """Whether a change (KEY=VALUE) concerns the task."""
     return change.startswith(("task.", "task="))
 
 
 def _plain(team_file: TeamFile) -> dict[str, Any]:
     data = team_file.model_dump(exclude_none=True)
-    data["team"]["template_kwargs"] = team_file.team.template_kwargs  # the one place where none is a value
+    data["team"]["template_kwargs"] = team_file.team.template_kwargs  # the only mapping in which null is a value
     for agent, config in zip(data["team"]["agents"], team_file.team.agents, strict=True):
-        if config.source == (team_file.team.model, team_file.team.revision):  # so that the team's can be another
+        if config.source == (team_file.team.model, team_file.team.revision):  # follows the team's model
             agent.pop("model")
             agent.pop("revision", None)
     return data

@@ -1,4 +1,4 @@
-"""The list of all keys of a team file, read off the models: for help, for docs, and for "did you mean"."""
+"""The list of all keys of a team file, derived from the models; used by help, docs and "did you mean"."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from teamtr.tasks.registry import is_name_of, task_names, task_sections
 
 @dataclass(frozen=True)
 class SchemaKey:
-    """One key of a team file. ``tasks`` names those for which it exists, all when empty; an agent's keys are under
-    team.agents.NAME, a group's under cluster.groups.NUMBER."""
+    """One key of a team file. ``tasks`` names the tasks that have it; empty means all. The keys of an agent are under
+    team.agents.NAME, those of a group under cluster.groups.NUMBER."""
 
     key: str
     type: str
@@ -32,7 +32,7 @@ class SchemaKey:
 
     @property
     def when(self) -> str:
-        """For which tasks it exists, in words."""
+        """The condition on the task under which the key exists, in words."""
         return f"task.name is {' | '.join(self.tasks)}" if self.tasks else ""
 
     def exists_for(self, task_name: Any) -> bool:
@@ -45,18 +45,18 @@ def schema_keys() -> tuple[SchemaKey, ...]:
 
 
 def section_of(name: str) -> type[Section] | None:
-    """The section under this key at the top of a team file; None where a plain value or one of several sections is."""
+    """The section of this top-level key; None for a plain value, and for ``task``, which has several sections."""
     sections = _sections_of(TeamFile.model_fields[name].annotation)
     return sections[0] if len(sections) == 1 and sections[0] is not TaskConfig else None
 
 
 def item_of(section: type[Section]) -> str:
-    """What stands in a key for one item of a list of such sections."""
+    """The placeholder in a key for one item of a list of such sections."""
     return "NAME" if "name" in section.model_fields else "NUMBER"
 
 
 def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inherited: str = "") -> Iterator[SchemaKey]:
-    """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
+    """Yield the keys of a section; ``inherited`` says in words where the defaults of the whole section come from."""
     for name, info in model.model_fields.items():
         sections = _sections_of(info.annotation)
         key, description = f"{prefix}{name}", info.description or ""
@@ -76,7 +76,7 @@ def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inheri
 
 
 def _sections_of(annotation: Any) -> tuple[type[Section], ...]:
-    """The models inside an annotation."""
+    """The section classes inside an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return (annotation,)
     return tuple(section for part in typing.get_args(annotation) for section in _sections_of(part))
@@ -87,7 +87,7 @@ _BOUNDS: dict[type, tuple[str, str]] = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: (
 
 
 def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """An annotation in words a person who writes a team file knows."""
+    """A type annotation in words for users of team files."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if said := [each.text for each in metadata if isinstance(each, InWords)]:
         return said[0]

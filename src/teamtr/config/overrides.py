@@ -1,4 +1,4 @@
-"""Values set from the command line by a dotted key: ``plan.stages=10``, ``team.agents.left.model=tiny``."""
+"""Overrides from the command line by dotted key: ``plan.stages=10``, ``team.agents.left.model=tiny``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from teamtr.settings.refusals import KeyPath, dotted, show
 
 
 def apply_override(document: Document, override: str) -> Mistake | None:
-    """Set one dotted key in the document. A mistake of the key's form comes out; of its meaning, in validation."""
+    """Set one dotted key in the document. Returns the mistake if the override is malformed or its path does not exist;
+    keys and values are checked later, in validation."""
     written, equals, text = override.partition("=")
     keys = [key.strip() for key in written.split(".")]
     if not equals or not all(keys):
@@ -39,7 +40,8 @@ def apply_override(document: Document, override: str) -> Mistake | None:
 
 
 def _step(holder: Any, key: str) -> str | int | None:
-    """What a key means in a mapping (itself) or in a list (a number, or the name of an agent); None when nothing."""
+    """The index of ``key`` in ``holder``: the key itself in a mapping; in a list, a number or the position of the agent
+    with this name; None if there is none."""
     if isinstance(holder, dict):
         return key
     if not isinstance(holder, list):

@@ -1,4 +1,4 @@
-"""The keys of ``plan``: a preset and what a team file changes of it, and a plan as such keys."""
+"""The section ``plan``: a preset and the keys that change it; also converts a ``Plan`` to such keys."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class PlanConfig(Section):
     )
 
     def _settle(self) -> None:
-        """Write out the preset's radius when none is given."""
+        """Fill in the preset's radius if none is given."""
         if self.radius_nats_per_message is None and self.radius_nats_per_token is None:
             radii = PRESETS[self.preset].radii
             unit = "radius_nats_per_token" if radii.per_token else "radius_nats_per_message"
@@ -167,7 +167,7 @@ class PlanConfig(Section):
         yield from self._idle_keys(self.plan().resample)
 
     def _critic_refusals(self, plan: Plan) -> Iterator[Refusal]:
-        """What a critic needs, and keys about one that is not there."""
+        """Refuses what cannot be combined with a critic, and a critic's keys without one."""
         if plan.critic is None:
             for name in ("gae_lambda", "value_clip"):
                 if getattr(self, name) is not None:
@@ -182,7 +182,7 @@ class PlanConfig(Section):
             yield Refusal(("plan", "reweight" if self.reweight else "critic"), message)
 
     def _idle_keys(self, resample: Resample) -> Iterator[Refusal]:
-        """Keys about reused rollouts in a plan that does not use them so."""
+        """Refuses keys about reused rollouts in plans that do not use them."""
         needs = {
             "min_effective_share": resample.reweight,
             "sampling_cost": resample.reweight,
@@ -205,7 +205,7 @@ class PlanConfig(Section):
             yield Refusal(("plan", "resample_partially"), message, at_key=True)
 
     def plan(self) -> Plan:
-        """The preset with what this section changes."""
+        """The preset with the changes of this section."""
         preset = PRESETS[self.preset]
         per_token = self.radius_nats_per_token is not None
         nats = self.radius_nats_per_token if per_token else self.radius_nats_per_message
@@ -248,7 +248,7 @@ class PlanConfig(Section):
         )
 
     def _advantage(self, preset: Plan) -> AdvantageEstimator:
-        """The preset's estimator with what this section changes, or one of the other kind."""
+        """The preset's estimator with the changes of this section, or one of the other kind (group or critic)."""
         critic = preset.critic is not None if self.critic is None else self.critic
         changes = {"normalize": self.normalize, "clip": self.a_clip}
         if not critic:
@@ -258,7 +258,7 @@ class PlanConfig(Section):
 
 
 def plan_keys(plan: Plan) -> dict[str, Any]:
-    """The keys of the section ``plan`` that give this plan; an advantage estimator of one's own has none."""
+    """The keys of the section ``plan`` that give this plan. A user-defined advantage estimator has no keys."""
     nats = "radius_nats_per_token" if plan.radii.per_token else "radius_nats_per_message"
     keys = {
         "preset": _preset_of(plan),
@@ -301,7 +301,7 @@ def plan_keys(plan: Plan) -> dict[str, Any]:
 
 
 def _preset_of(plan: Plan) -> str:
-    """The preset that this plan is, but for sizes and radius; what is none goes by the first."""
+    """The preset that equals this plan except for sizes, discount and radius; the first preset if none does."""
     sizes: dict[str, Any] = {
         "stages": plan.stages,
         "problems": plan.problems,
@@ -315,5 +315,5 @@ def _preset_of(plan: Plan) -> str:
 
 
 def _changed(record: Any, **values: Any) -> Any:
-    """The record with those of the values that are given."""
+    """The record with those values replaced that are not None."""
     return replace(record, **{name: value for name, value in values.items() if value is not None})

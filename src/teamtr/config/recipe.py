@@ -1,4 +1,4 @@
-"""The team files that come with the package."""
+"""Recipes: the team files that come with the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 def recipe_text(name: str) -> str:
-    """The text of a recipe; ConfigError with the nearest name when there is none of this name."""
+    """The text of a recipe. Raises ConfigError with the nearest name if there is no recipe of this name."""
     known = recipes()
     if name not in known:
         raise ConfigError("recipes", "", [Mistake(f"no recipe {show(name)}{hint(name, known, 'there are')}")])

@@ -1,4 +1,4 @@
-"""The team-file reference in Markdown, made from the models: docs/team-file.md is this text, and a test says so."""
+"""The team-file reference in Markdown, generated from the models. A test compares docs/team-file.md with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ a JSON schema for [editors](install.md#editors).
 
 
 def reference() -> str:
-    """Every key with its type, default and meaning."""
+    """The reference as Markdown: every key with its type, default and meaning."""
     keys = schema_keys()
     parts = [HEAD, "## At the top\n", _table([key for key in keys if "." not in key.key])]
     for name in TeamFile.model_fields:
@@ -70,17 +70,17 @@ PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
     "dynamic_sampling": lambda plan: plan.dynamic_sampling.on,
     "credit": lambda plan: plan.credit,
 }
-"""The keys of ``plan`` that a preset decides, and what they are in one."""
+"""The keys of ``plan`` that a preset sets, and how to read each from a plan."""
 
 
 def preset_differences(name: str) -> dict[str, Any]:
-    """What ``plan`` would have to say beside ``preset: teamtr`` to be this preset."""
+    """The keys of ``plan`` that turn ``preset: teamtr`` into this preset."""
     first, other = PRESETS["teamtr"], PRESETS[name]
     return {key: value_in(other) for key, value_in in PRESET_KEYS.items() if value_in(other) != value_in(first)}
 
 
 def _presets() -> list[str]:
-    """The values of the first preset, and what the others have instead."""
+    """The values of the first preset, and the differences of the others from it."""
     everything = {key: value_in(PRESETS["teamtr"]) for key, value_in in PRESET_KEYS.items()}
     values = {key: value for key, value in everything.items() if key not in ("gae_lambda", "value_clip")}  # no critic
     rows = ["| preset | what it says |", "|---|---|", f"| `teamtr` | {_said(values)} |"]
@@ -107,7 +107,7 @@ def _about(name: str) -> list[str]:
 
 
 def _tasks(keys: Sequence[SchemaKey]) -> list[str]:
-    """The key that chooses the task, then the keys of each."""
+    """The key that selects the task, then the keys of each task."""
     parts = ["## task\n", "The name chooses which other keys there are; [tasks](tasks.md) describes each.\n"]
     parts.append(_table([key for key in keys if not key.tasks]))
     parts += [f"Note: {note}.\n" for note in broken_tasks()]
@@ -137,7 +137,7 @@ def _default(key: SchemaKey) -> str:
 
 
 def _cell(text: str) -> str:
-    """No bar in a cell: Markdown would end it there, and a code span would show the escape."""
+    """Text without bars for a table cell: a bar would end the cell, and a code span would show its escape."""
     *others, last = text.split(" | ")
     plain = f"{', '.join(others)} or {last}" if others else last
     return plain.replace("|", "/").replace("<", "&lt;").replace("*", "\\*")

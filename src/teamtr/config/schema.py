@@ -1,8 +1,8 @@
-"""The schema: what a team file may say, section by section, with every default.
+"""The schema of a team file, section by section, with every default.
 
-Types check single values; what only several fields together can have wrong, a section says in ``_refusals``. Team and
-plan have modules of their own; the keys of a task are in its class (``Config``), which the registry of tasks finds by
-name.
+Types validate single values; relations between fields are checked in a section's ``_refusals``. The sections ``team``
+and ``plan`` have their own modules. The keys of a task are in its class (``Config``), which the task registry looks up
+by name.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ from teamtr.settings.values import Above0, Count, Decay, Flag, From0, NonEmpty, 
 from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
 
-"""Of an adapter in vLLM."""
-
 
 class TinyConfig(Section):
-    """The built-in model: a small transformer over characters."""
+    """The built-in model: a small character-level transformer."""
 
     layers: Positive = key(2, "Transformer blocks.")
     width: Positive = key(64, "Hidden size; an even multiple of heads.")
@@ -52,13 +50,13 @@ class TinyConfig(Section):
 
     def _refusals(self) -> Iterator[Refusal]:
         if self.width % (2 * self.heads):
-            # Rotary positions turn the two halves of each head against each other.
+            # Rotary position embeddings rotate pairs of values, one from each half of a head: its size must be even.
             message = f"tiny.width must be an even multiple of tiny.heads ({self.heads}), got {self.width}"
             yield Refusal(("tiny", "width"), message, (("tiny", "width"), ("tiny", "heads")))
 
 
 class LearnerConfig(Section):
-    """How one agent is updated."""
+    """How an agent is updated."""
 
     learning_rate: From0 = key(1e-3, "Adam's learning rate; 0 changes nothing.")
     value_learning_rate: From0 = key(1e-2, "The critic's, in plans that have one; its optimizer is its own.")
@@ -114,7 +112,7 @@ class LearnerConfig(Section):
 
     @property
     def kept_bytes(self) -> int:
-        """Most memory for what sampling keeps for the next update."""
+        """Maximum memory for the features that sampling keeps for the next update."""
         return int(self.score_memory_gb * 2**30) if self.score == "sampler" else 0
 
 
@@ -155,7 +153,7 @@ class SamplingConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation during a run, and the defaults of ``teamtr eval``."""
+    """Evaluation during a run, and the defaults of `teamtr eval`."""
 
     every: Count = key(10, "Stages between evaluations; 0: never.")
     problems: Positive | None = unset("Most held-out problems; default: 64 during a run, all for teamtr eval.")
@@ -172,7 +170,7 @@ class EvalConfig(Section):
 
 
 class DiagnosticsConfig(Section):
-    """What is measured in addition to training."""
+    """Measurements in addition to training."""
 
     every: Count = key(
         0,
@@ -182,7 +180,7 @@ class DiagnosticsConfig(Section):
 
 
 class StoreConfig(Section):
-    """What a run keeps."""
+    """What a run folder keeps."""
 
     keep_checkpoints: Positive = key(
         2, "How many of the latest checkpoints to keep; the best by held-out success stays too."
@@ -191,7 +189,7 @@ class StoreConfig(Section):
 
 
 class TrackingConfig(Section):
-    """How trackers file the run, and whether they are shown conversations."""
+    """How trackers file the run, and whether conversations are sent to them."""
 
     project: NonEmpty = key("teamtr", "Project of wandb and trackio, experiment of mlflow.")
     entity: NonEmpty | None = unset("User or team of wandb that owns the project; default: the one logged in.")
@@ -208,13 +206,13 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 def _task_section(value: Any, info: ValidationInfo) -> Any:
-    """The section that the task's name chooses, read as that section."""
+    """Validate the task's section with the class that its name selects."""
     name = value.name if isinstance(value, TaskConfig) else value.get("name") if isinstance(value, dict) else None
     if name is None:
         raise PydanticCustomError("task_without_name", "must have a name")
     try:
         section = section_class(name) if isinstance(name, str) else None
-    except UserError as error:  # a package with tasks that cannot be loaded
+    except UserError as error:  # a package with tasks that cannot be imported
         raise PydanticCustomError("broken_task", "{why}", {"why": str(error)}) from None
     if section is None or (isinstance(value, TaskConfig) and not isinstance(value, section)):
         raise PydanticCustomError("unknown_task", "must be the name of a task")
@@ -259,7 +257,7 @@ class TeamFile(Section):
     )
 
     def _refusals(self) -> Iterator[Refusal]:
-        """What the task asks of the team that plays it, trackers named twice, and judges without anything to judge."""
+        """Checks between sections, such as the task's requirements on the team, and trackers named twice."""
         yield from self.task.refusals_of(self.team)
         yield from self.cluster.refusals_of(self.team)
         if self.learner.cross_fit and not self.plan.plan().region.gate:
@@ -303,7 +301,7 @@ class TeamFile(Section):
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
 
     def _refusals_of_sampler_scores(self) -> Iterator[Refusal]:
-        """Whoever samples without features that the learner could use, or could not use them alone."""
+        """Refuses ``learner.score: sampler`` with vLLM (log-probabilities only), a sharded base or tabular agents."""
         here = ("learner", "score")
         if self.sampling.engine == "vllm":
             message = "learner.score: sampler needs features, and vLLM gives only log-probabilities: set own"
@@ -320,7 +318,8 @@ class TeamFile(Section):
                 yield Refusal(here, message, (("team", "agents", i, "model"),))
 
     def _refusals_of_base(self) -> Iterator[Refusal]:
-        """Where a base cannot be kept shorter than float32, and where the rounded one would not be sampled from."""
+        """Refuses a sharded base in any precision but fp32, and an int8 base that vLLM would not sample from or that an
+        agent trains in full."""
         here, base = ("learner", "base"), self.learner.base
         if self.cluster.shard_base:
             message = (
@@ -344,7 +343,7 @@ class TeamFile(Section):
                 yield Refusal(here, message, (("team", "agents", i, "train"),))
 
     def _refusals_of_vllm(self) -> Iterator[Refusal]:
-        """Models that vLLM cannot hold, and weights that a server which runs cannot be given."""
+        """Refuses tabular agents, adapters above vLLM's largest rank, and full training on servers that already run."""
         here = ("sampling", "engine")
         for i, agent in enumerate(self.team.agents):
             at, name = ("team", "agents", i), f'agent "{agent.name}"'
@@ -362,7 +361,7 @@ class TeamFile(Section):
                 yield Refusal((*at, "lora", "rank"), message, (here,))
 
     def size(self) -> TeamSize:
-        """What of this team decides what a plan spends."""
+        """The sizes of this team that determine what a plan spends."""
         router = self.team.known_router
         trained = sum(not agent.frozen for agent in self.team.agents)
         return TeamSize(max(1, trained), None if router is None else router.horizon)
@@ -372,26 +371,26 @@ class TeamFile(Section):
         return TeamSize(self.plan.match_agents or own.agents, self.plan.match_turns or own.turns)
 
     def sized_plan(self) -> Plan:
-        """The plan, with the sizes that ``plan.match`` gives it."""
+        """The plan, with the sizes set by ``plan.match``."""
         plan = self.plan.plan()
         return plan if self.plan.match == "off" else matched(plan, self.plan.match, self.size(), self._reference_size())
 
     def budgets(self) -> tuple[Budget | None, Budget | None]:
-        """What this run spends by its settings, and what the preset teamtr would at the file's own sizes."""
+        """The budget of this run, and that of the preset teamtr at the file's own sizes."""
         own = self.plan
         reference = replace(TEAMTR, stages=own.stages, problems=own.problems, group_size=own.group_size)
         return self.sized_plan().budget(self.size()), reference.budget(self._reference_size())
 
     def anchored(self, folder: Path) -> TeamFile:
-        """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``."""
+        """The team file with paths of data, code and model folders made absolute, relative to ``folder``."""
         return self._with_paths(Anchor(folder))
 
     def seen_from(self, folder: Path) -> TeamFile:
-        """The same with those paths as a run folder keeps them: relative to it, so that both can move together."""
+        """The team file with those paths made relative to the run folder, so that both can be moved together."""
         return self._with_paths(SeenFrom(folder))
 
     def without_places(self) -> TeamFile:
-        """The same wherever data, code and models lie: for comparisons only."""
+        """The team file without absolute paths, for comparisons only."""
         return self._with_paths(Nowhere(Path()))
 
     def _with_paths(self, anchor: Anchor) -> TeamFile:

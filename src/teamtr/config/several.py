@@ -1,6 +1,6 @@
 """Several values of one key on the command line: ``plan.stages=10,20``, and ``learner.betas=[0.9, 0.99],[0.9, 0.999]``.
 
-A comma separates values. A value that holds one itself stands in brackets, braces or quotes, as YAML writes it.
+Commas separate values. A value that contains a comma is written in brackets, braces or quotes, as in YAML.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CLOSING = {"[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Several:
-    """A dotted key and the texts of its values, each as ``KEY=VALUE`` takes it."""
+    """A dotted key and the text of each value, in the form that ``KEY=VALUE`` accepts."""
 
     key: str
     values: tuple[str, ...]
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The same for every way to write the value: ``0.1`` and ``0.10`` are one."""
+        """The setting in a form that does not depend on notation: ``0.1`` and ``0.10`` are the same."""
         document = read(self.value)
         if document.mistakes or (isinstance(document.data, str) and read(document.data).data == document.data):
             return f"{self.key}={document.data if isinstance(document.data, str) else self.value}"
@@ -46,7 +46,7 @@ class Setting:
 
 
 def several(word: str) -> Several:
-    """The values that ``KEY=VALUE,VALUE`` gives. Raises UserError where it is not clear what they are."""
+    """Parse ``KEY=VALUE,VALUE``. Raises UserError if the values cannot be separated."""
     key, equals, text = word.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{word!r} is no setting: write KEY=VALUE,VALUE with a dotted key, such as plan.stages=10,20")
@@ -66,7 +66,7 @@ def several(word: str) -> Several:
 
 
 def _first(text: str, word: str) -> tuple[str, str]:
-    """The first value, and what stands behind it from the comma on."""
+    """The first value, and the rest of the text from the next comma on."""
     text = text.lstrip()
     if not text or text[0] not in "\"'[{":
         value, comma, rest = text.partition(",")
@@ -81,7 +81,7 @@ def _first(text: str, word: str) -> tuple[str, str]:
 
 
 def _end(text: str) -> int | None:
-    """Where the quotes or brackets end that the text begins with; None where they do not."""
+    """The end of the quotes or brackets that the text begins with; None if they are not closed."""
     awaited: list[str] = []
     k = 0
     while k < len(text):

@@ -1,4 +1,4 @@
-"""YAML 1.2 as plain data, with the place of every key and value; and plain data as YAML."""
+"""Reads YAML 1.2 as plain data with the place of every key and value; writes plain data as YAML."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from teamtr.settings.refusals import KeyPath, dotted, show
 from teamtr.text import MOST_DIGITS, has_half_character
 
 LONGEST = 500_000
-"""Characters of a team file."""
+"""Maximum characters of a team file."""
 DEEPEST = 50
-"""Lists and mappings inside each other."""
+"""Maximum nesting depth of lists and mappings."""
 ROOM_FOR_ALIASES = 1_000
-"""Values that a file may stand for beyond one for each of its characters: what aliases repeat is counted each time."""
+"""Values allowed in addition to one per character of the file; values that aliases repeat are counted each time."""
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 
-# The core schema of YAML 1.2.2, section 10.3.2: a plain scalar is of the first kind whose form it has. ruamel's own
-# 1.2 rules still take dates, `=`, `1_000` and `<<` for more than text.
+# The core schema of YAML 1.2.2, section 10.3.2: a plain scalar has the first type whose pattern it matches. ruamel's
+# own 1.2 rules still treat dates, `=`, `1_000` and `<<` as more than text.
 _CORE_SCHEMA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "null": (r"null|Null|NULL|~|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
@@ -48,7 +48,7 @@ _TAGS = {name: Tag(suffix=_TAG_PREFIX + name) for name in _CORE_SCHEMA}
 
 
 class _CoreResolver(VersionedResolver):  # type: ignore[misc, unused-ignore]
-    """Plain scalars by the core schema, whatever a %YAML directive says."""
+    """Resolves plain scalars by the core schema, regardless of a %YAML directive."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is not ScalarNode:
@@ -61,7 +61,7 @@ _TOO_DEEP = f"lists and mappings stand more than {DEEPEST} deep inside each othe
 
 
 class _BoundedScanner(Scanner):  # type: ignore[misc, unused-ignore]
-    """Looks ahead no deeper than ``DEEPEST``: for every bracket it goes through all that are open."""
+    """Refuses brackets nested deeper than ``DEEPEST``: at each bracket, the scanner goes through all open ones."""
 
     def fetch_flow_collection_start(self, *arguments: Any, **options: Any) -> None:
         if len(self.flow_context) > DEEPEST:
@@ -70,7 +70,7 @@ class _BoundedScanner(Scanner):  # type: ignore[misc, unused-ignore]
 
 
 class _BoundedComposer(Composer):  # type: ignore[misc, unused-ignore]
-    """Goes no deeper than ``DEEPEST``: what follows would recurse as deep as the file likes."""
+    """Refuses nesting deeper than ``DEEPEST``: the code that follows recurses as deep as the file."""
 
     levels = 0
 
@@ -84,8 +84,8 @@ class _BoundedComposer(Composer):  # type: ignore[misc, unused-ignore]
 
 
 class _TextRepresenter(SafeRepresenter):  # type: ignore[misc, unused-ignore]
-    """Text of several lines as a block; whatever has characters that do not print, escaped in double quotes (left to
-    itself, the emitter writes U+0085 into single quotes, where it reads back as a space)."""
+    """Writes multi-line text as a block, and text with unprintable characters in double quotes with escapes. (By
+    default the emitter writes U+0085 in single quotes, where it is read back as a space.)"""
 
     def represent_str(self, text: str) -> Any:
         lines = text.split("\n")
@@ -93,7 +93,7 @@ class _TextRepresenter(SafeRepresenter):  # type: ignore[misc, unused-ignore]
         return self.represent_scalar(f"{_TAG_PREFIX}str", text, style=style)
 
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # what stands in two places is written out in both
+        return True  # repeated values are written out each time
 
 
 _TextRepresenter.add_representer(str, _TextRepresenter.represent_str)
@@ -104,7 +104,7 @@ def _yaml() -> YAML:
     yaml.Resolver = _CoreResolver
     yaml.Scanner = _BoundedScanner
     yaml.Composer = _BoundedComposer
-    yaml.composer.warn_double_anchors = False  # YAML 1.2 lets a later anchor of the same name win
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows a later anchor of the same name
     yaml.default_flow_style = False
     yaml.width = 2**31
     yaml.sort_base_mapping_type_on_output = False
@@ -113,7 +113,7 @@ def _yaml() -> YAML:
 
 
 def write(data: Any) -> str:
-    """Plain data as YAML that ``read`` gives back."""
+    """Write plain data as YAML that ``read`` parses back to it."""
     stream = StringIO()
     _yaml().dump(data, stream)
     return stream.getvalue()
@@ -121,7 +121,7 @@ def write(data: Any) -> str:
 
 @dataclass
 class Document:
-    """Plain data and where each of its paths stands: its key, its value, or the override that set it."""
+    """Plain data with the origin of every path: the places of its key and value, or the override that set it."""
 
     data: Any = None
     keys: dict[KeyPath, Place] = field(default_factory=dict)
@@ -129,15 +129,15 @@ class Document:
     overridden: dict[KeyPath, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
     room: int = 0
-    """How many values may still be read."""
+    """How many more values may be read."""
 
     def mistake(self, message: str, path: KeyPath, *, at_key: bool = False) -> Mistake:
-        """A mistake at this path, or at the nearest thing around it that has a place."""
+        """A mistake at this path, or at the nearest enclosing path with a place."""
         for end in range(len(path), -1, -1):
             part = path[:end]
             if part in self.overridden:
                 return Mistake(message, override=self.overridden[part])
-            # What is wrong with a part of this path (a missing key, say) is told at the key that holds it.
+            # A mistake in a part of this path (such as a missing key) is reported at the key that contains it.
             first, second = (self.keys, self.values) if at_key or end < len(path) else (self.values, self.keys)
             place = first.get(part) or second.get(part)
             if place is not None:
@@ -145,7 +145,7 @@ class Document:
         return Mistake(message, Place(1, 1))
 
     def overwrite(self, path: KeyPath, override: str) -> None:
-        """Note that this path, with all below it, no longer stands in the file: an override has set it."""
+        """Record that this path and everything below it come from an override, not from the file."""
         for noted in (self.keys, self.values, self.overridden):
             for old in [other for other in noted if other[: len(path)] == path]:
                 del noted[old]
@@ -153,19 +153,19 @@ class Document:
 
 
 class _TooManyValues(Exception):
-    """Aliases stand for more values than a file of this length may hold."""
+    """Aliases expand to more values than a file of this length may hold."""
 
 
 def read(text: str) -> Document:
-    """YAML text as plain data with places. A syntax error is the only mistake then: nothing after it is sure. So is a
-    text beyond the bounds."""
+    """Read YAML text as plain data with places. A syntax error is returned as the only mistake, since nothing after it
+    is reliable; so is a text beyond the limits."""
     if len(text) > LONGEST:
         return Document(mistakes=[Mistake(f"longer than {LONGEST} characters", Place(1, 1))])
     try:
         root = _yaml().compose(text)
     except YAMLError as error:
         return Document(mistakes=[_syntax_mistake(error, text)])
-    except Exception as error:  # the library's own slips, such as the escape of a number that is no character
+    except Exception as error:  # bugs of the library, such as an escape whose number is not a character
         return Document(mistakes=[Mistake(f"not valid YAML: {first_line(error)}", Place(1, 1))])
     document = Document(room=ROOM_FOR_ALIASES + len(text))
     if root is not None:
@@ -187,7 +187,7 @@ def _syntax_mistake(error: YAMLError, text: str) -> Mistake:
         mark, since = error.problem_mark or error.context_mark, error.context_mark
         place = Place(mark.line + 1, mark.column + 1)
         problem = str(error.problem)
-        if problem.startswith("but"):  # the problem is told as the second half of a sentence
+        if problem.startswith("but"):  # the problem is worded as the second half of a sentence
             problem = f"{error.context}, {problem}"
         elif error.context and error.context.startswith("while"):
             problem += f" {error.context}"
@@ -203,7 +203,7 @@ def _place(node: Any) -> Place:
 
 
 def _plain(node: Any, path: KeyPath, document: Document, around: tuple[int, ...]) -> Any:
-    """The plain value of a node; notes places and mistakes on the way down."""
+    """Convert a node to plain data, and record places and mistakes."""
     place = document.values[path] = _place(node)
     document.room -= 1
     if document.room < 0:
@@ -223,7 +223,7 @@ def _plain(node: Any, path: KeyPath, document: Document, around: tuple[int, ...]
             return [_plain(item, (*path, i), document, inside) for i, item in enumerate(node.value)]
         case ScalarNode() if kind in _CORE_SCHEMA:
             form, value_of = _CORE_SCHEMA[kind]
-            if not re.fullmatch(form, node.value):  # !!int x
+            if not re.fullmatch(form, node.value):  # such as !!int x
                 return wrong(f"{show(node.value)} is not of the YAML type {kind}")
             if kind == "int" and len(node.value) > MOST_DIGITS:
                 return wrong(f"a whole number of more than {MOST_DIGITS} digits")
@@ -249,6 +249,6 @@ def _mapping(node: MappingNode, path: KeyPath, document: Document, around: tuple
         else:
             document.keys[(*path, key)] = place
             mapping[key] = _plain(value_node, (*path, key), document, around)
-            if value_node.start_mark.index == value_node.end_mark.index:  # nothing stands there to point at
+            if value_node.start_mark.index == value_node.end_mark.index:  # an empty value has no place of its own
                 document.values[(*path, key)] = place
     return mapping

@@ -1,6 +1,6 @@
-"""The team of a team file: its agents, who speaks when, who sees what, and whose word counts.
+"""The section ``team``: agents, who speaks when, who sees what, and whose message is the answer.
 
-Which routers and visibilities there are, ``teamtr.team`` says; here they are only asked for and checked.
+Routers and visibilities are defined in ``teamtr.team``; this module only selects and validates them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _router_kind(value: str) -> str:
 
 
 def _sees(value: Any) -> Any:
-    """As it is written, once it has a meaning; tuples as lists, so that a stored copy is equal."""
+    """Validate a visibility and return it as written; tuples become lists, so that a stored copy compares equal."""
     try:
         visibility(value)
     except ValueError as error:
@@ -102,7 +102,7 @@ class LoraConfig(Section):
 
 
 class AgentConfig(Section):
-    """One agent. If it has no model, system_prompt, train, lora or max_tokens, it takes the team's."""
+    """One agent. If its model, system_prompt, train, lora or max_tokens is missing, the team's is used."""
 
     unset_means: ClassVar[str] = "the team's"
 
@@ -121,14 +121,14 @@ class AgentConfig(Section):
 
     @property
     def own_tools(self) -> tuple[str, ...] | None:
-        """The tools that it may call; None for all of them."""
+        """The names of the tools that the agent may call; None for all of them."""
         if isinstance(self.tools, str):
             return None if self.tools == "all" else ()
         return self.tools
 
     @property
     def source(self) -> tuple[str, str | None]:
-        """What its model is loaded from: agents of the same one share it."""
+        """What the model is loaded from; agents with the same source share it."""
         return self.model, self.revision
 
 
@@ -170,13 +170,13 @@ class RouterConfig(Section):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the file says to the router."""
+        """The router's settings in the file that differ from the defaults."""
         fields = type(self).model_fields
         said = {name: getattr(self, name) for name in fields if name not in ("kind", "options")}
         return {name: value for name, value in said.items() if value != fields[name].default}
 
     def made(self, agents: tuple[str, ...]) -> Router:
-        """The router of the library that is asked for. Raises TypeError or ValueError where it cannot be."""
+        """Create the library's router. Raises TypeError or ValueError if its settings are invalid."""
         return ROUTERS[self.kind](agents, **self.given, **self.options)
 
     def anchored(self, anchor: Anchor) -> Self:
@@ -186,7 +186,7 @@ class RouterConfig(Section):
         return self.model_copy(update={"kind": f"{OWN}{anchor.path(file)}:{attribute}"})
 
     def names(self) -> Iterator[tuple[KeyPath, str]]:
-        """Every agent that is named, and where."""
+        """Yield every agent name in this section, with its path."""
         orders: dict[KeyPath, Any] = {("order",): self.order or (), ("then",): self.then or ()}
         if not isinstance(self.rounds, int):
             orders |= {("rounds", round): order for round, order in enumerate(self.rounds)}
@@ -195,7 +195,7 @@ class RouterConfig(Section):
                 yield (*_ROUTER, *path, i), name
 
     def _refusals(self) -> Iterator[Refusal]:
-        """Keys that the chosen router does not take, or needs."""
+        """Refuses keys that the chosen router does not accept, and reports missing ones that it needs."""
         taken = {} if self.is_own else keys_of(self.kind)
         kind: KeyPath = (*_ROUTER, "kind")
         for name in self.given:
@@ -214,7 +214,7 @@ class RouterConfig(Section):
 
 
 class TeamConfig(Section):
-    """The agents and how they talk."""
+    """The agents and how they communicate."""
 
     model: NonEmpty | None = unset("Model of agents that have none of their own.")
     revision: NonEmpty | None = unset("For a hub id: the branch, tag or commit of that model.")
@@ -237,32 +237,33 @@ class TeamConfig(Section):
 
     @property
     def known_router(self) -> Router | None:
-        """Who speaks when, as far as the file says it: None for a router of your own, which only its code knows."""
+        """The router; None for a user-defined one, whose behavior only its code determines, or if the settings are
+        invalid."""
         try:
             return None if self.router.is_own else self.router.made(self.names)
-        except (TypeError, ValueError):  # told in the refusals
+        except (TypeError, ValueError):  # reported by _refusals
             return None
 
     @property
     def speaking_order(self) -> tuple[str, ...]:
-        """Who speaks, in order where there is one; all agents, where only a router's own code knows."""
+        """The agents that speak, in order if the router has one; all agents for a user-defined router."""
         router = self.known_router
         return self.names if router is None else speakers_of(router, self.names)
 
     @property
     def closing(self) -> tuple[str, ...]:
-        """Who may have the last word; all agents, where only a router's own code knows."""
+        """The agents that may speak last; all agents for a user-defined router."""
         router = self.known_router
         return self.names if router is None else closers_of(router, self.names)
 
     @property
     def rounds(self) -> int | None:
-        """Rounds of an episode, at most; None where only a router's own code knows."""
+        """Maximum rounds of an episode; None for a user-defined router."""
         router = self.known_router
         return None if router is None else router.rounds
 
     def anchored(self, anchor: Anchor) -> Self:
-        """The same with its paths made absolute."""
+        """The section with absolute paths."""
         agents = [
             agent.model_copy(update={"model": anchor.model(agent.model), "lora": agent.lora.anchored(anchor)})
             for agent in self.agents
@@ -276,14 +277,14 @@ class TeamConfig(Section):
         return self.model_copy(update=changes)
 
     def _settle(self) -> None:
-        """Give every agent what it left to the team."""
+        """Fill in each agent's missing settings from the team."""
         object.__setattr__(self, "agents", tuple(map(self._settled, self.agents)))
 
     def _settled(self, agent: AgentConfig) -> AgentConfig:
         model = agent.model or self.model
         own_lora = agent.lora.model_dump(exclude_unset=True, exclude_none=True) if agent.lora else {}
         train = agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora")
-        if train == "full":  # the team's start is for its adapters
+        if train == "full":  # the team's ``start`` is for adapters only
             own_lora.setdefault("start", None)
         return agent.model_copy(
             update={
@@ -316,7 +317,7 @@ class TeamConfig(Section):
         yield from self._refusals_of_router()
 
     def _refusals_of_names(self) -> Iterator[Refusal]:
-        """Names of nobody, in the router, in what an agent sees, and as the one who answers."""
+        """Refuses names that are not agents, in the router, in ``sees`` and in ``answer``."""
         for path, name in self.router.names():
             if name not in self.names:
                 where = f"team.router.{path[2]}"
@@ -334,8 +335,8 @@ class TeamConfig(Section):
             yield Refusal(("team", "answer"), message)
 
     def _refusals_of_router(self) -> Iterator[Refusal]:
-        """Who never speaks and should, and rounds that never come."""
-        if self.router.is_own or any(True for _ in self.router._refusals()):  # these the section tells itself
+        """Refuses agents that should speak but never do, and rounds in ``sees`` that do not exist."""
+        if self.router.is_own or any(True for _ in self.router._refusals()):  # the section reports these itself
             return
         try:
             router = self.router.made(self.names)
@@ -345,7 +346,8 @@ class TeamConfig(Section):
         if self.answer in self.names and not router.turns_of(self.answer):
             message = f'team.answer names "{self.answer}", who never speaks in team.router'
             yield Refusal(("team", "answer"), message, (("team", "answer"), *_KEYS_OF_ROUTERS))
-        # An order alone may leave agents out, as it always could; who plans rounds one by one has forgotten them.
+        # ``order`` alone may leave agents out, as it always could. With rounds listed one by one, or with ``then``, an
+        # agent that never speaks is taken for a mistake.
         planned = self.router.then is not None or not isinstance(self.router.rounds, int)
         for i, agent in enumerate(self.agents):
             here: KeyPath = ("team", "agents", i)

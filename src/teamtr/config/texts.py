@@ -1,4 +1,4 @@
-"""Texts with a form of their own, such as names, and errors that say what they must be."""
+"""Types of text with a required form, such as names, and their error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teamtr.settings.refusals import hint, show
 from teamtr.settings.values import InSchema, of_form
 
 ANSWER_WORDS = ("last", "majority")
-"""What team.answer may say besides the name of an agent."""
+"""Values of ``team.answer`` besides the names of agents."""
 
 
 def _at_most(characters: int) -> AfterValidator:

@@ -1,4 +1,4 @@
-"""The section ``tools``: what agents can call, and within which limits."""
+"""The section ``tools``: what agents can call, and its limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ServerName = Annotated[str, of_form(r"[A-Za-z][A-Za-z0-9_-]*", "must be a letter
 
 
 class McpConfig(Section):
-    """An MCP server that is started here and spoken to over its standard input and output."""
+    """An MCP server that TeamTR starts and communicates with over standard input and output."""
 
     name: ServerName = Field(description="What errors call the server by.")
     command: NonEmpty = Field(description="The program that is the server, such as python or npx.")
@@ -29,12 +29,13 @@ class McpConfig(Section):
     env: dict[str, str] = key({}, "Environment variables that it gets besides the usual few.")
 
     def anchored(self, anchor: Anchor) -> Self:
-        """With the files that arguments name made absolute."""
+        """Make the paths of files among the arguments absolute."""
         return self.model_copy(update={"args": tuple(map(anchor.file, self.args))})
 
 
 class ToolsConfig(Section):
-    """What agents can call, besides what the task offers; see docs/tools.md. A text or a list is short for `use`."""
+    """Tools that agents can call besides those of the task; see docs/tools.md. Text or a list is shorthand for
+    `use`."""
 
     use: tuple[OwnTool, ...] = key(
         (), "Your own tools: python:FILE.py:NAME, each a function or a list of functions, run in killable workers."
@@ -54,7 +55,7 @@ class ToolsConfig(Section):
     max_characters: Positive = key(2000, "Most characters of all results to one message; what is longer is cut.")
 
     def anchored(self, anchor: Anchor) -> Self:
-        """The same with its paths made absolute."""
+        """The section with absolute paths."""
         use = tuple(_anchored(each, anchor) for each in self.use)
         return self.model_copy(update={"use": use, "mcp": tuple(each.anchored(anchor) for each in self.mcp)})
 
@@ -74,7 +75,7 @@ def _anchored(own: str, anchor: Anchor) -> str:
 
 
 def _tools_section(value: Any) -> Any:
-    """A text or a list is what is used."""
+    """Expand text or a list to a section with ``use``."""
     if isinstance(value, str):
         return {"use": [value]}
     return {"use": value} if isinstance(value, list | tuple) else value
@@ -82,7 +83,7 @@ def _tools_section(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _OrShort:
-    """In the annotation: what the JSON schema allows in the place of the section."""
+    """Annotation: adds the short forms of the section to the JSON schema."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         own = {"type": "string", "pattern": f"^(?:{_OWN})$"}

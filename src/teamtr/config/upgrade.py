@@ -1,6 +1,6 @@
-"""Team files as run folders hold them: with paths as seen from the folder, and of earlier versions too.
+"""Team files as stored in run folders: with paths relative to the folder, also from earlier versions.
 
-Only a stored copy is brought up to date. In a file that someone writes, an old name is a mistake like any other.
+Only stored copies are upgraded. In a file that a user writes, an old name is a mistake like any other.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ RENAMED = {
     r"^(  )importance_weighted(?=:)": r"\1reweight",
     r"^(  ratio: )length_normalised$": r"\1length_normalized",
 }
-"""Lines of a stored file, which is always written in the same form, and what they are now."""
+"""Patterns of outdated lines in a stored file, which always has the same form, and their replacements."""
 
 
 HEAD = "# What this run was asked, with every default. Paths are relative to this folder."
 
 
 def dumps_stored(team_file: TeamFile, folder: Path) -> str:
-    """The team file as the run in this folder keeps it: wherever data and models move with the run, they are found."""
+    """The team file as stored in this run folder. Its paths are relative, so data and models that are moved with the
+    run are found."""
     return f"{HEAD}\n{dump(team_file.seen_from(folder))}"
 
 
 def loads_stored(text: str, name: str, folder: Path) -> TeamFile:
-    """The team file of this run folder, of this version or an earlier one, whose paths were all absolute."""
+    """Read the team file of this run folder, from this version or an earlier one, which stored absolute paths."""
     for old, new in RENAMED.items():
         text = re.sub(old, new, text, flags=re.MULTILINE)
     return loads(text, name).anchored(folder)

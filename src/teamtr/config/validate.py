@@ -1,4 +1,4 @@
-"""Plain data into the models, and pydantic's errors back into mistakes with our words and places."""
+"""Validates plain data with the models, and translates pydantic's errors into mistakes with places."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from teamtr.settings.refusals import KeyPath, Refusal, at, dotted, hint, nearest
 from teamtr.tasks.registry import task_names
 
 ITEM = "*"
-"""In a key, for any item of a list."""
+"""Placeholder in a key for any item of a list."""
 MOST_GUESSES = 3
-"""Unknown keys for which the key that was meant is looked for: it takes milliseconds each."""
+"""Maximum number of unknown keys for which a similar key is searched; each search takes milliseconds."""
 
 
 def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
-    """The team file, or everything that is wrong with it.
+    """The team file, or all mistakes in it.
 
-    Checks between fields run only on fields that are sound, so one bad number would hide them. Therefore what is
-    wrong is taken out and the rest is looked at again; of that second look only checks between fields count, and
-    only those that rest on nothing that was wrong.
+    Checks between fields run only on valid fields, so one bad number would hide them. Therefore invalid parts are
+    removed and the rest is validated again. Of this second pass, only checks between fields count, and only those that
+    do not depend on anything invalid.
     """
     team_file, told, between = _look(document.data)
     unsound = {_outside_list(refusal.path) for refusal in told}
     if unsound:
         _, _, between = _look(_without(unsound, document.data))
     unsound |= {refusal.meant for refusal in told if refusal.meant}
-    for refusal in dict.fromkeys(between):  # the task's section is looked at twice
+    for refusal in dict.fromkeys(between):  # the task's section is validated twice
         if unsound.isdisjoint(refusal.rests_on):
             told.append(refusal)
             unsound.add(_outside_list(refusal.path))
@@ -43,7 +43,7 @@ def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
 
 
 def _look(data: Any) -> tuple[TeamFile | None, list[Refusal], list[Refusal]]:
-    """The team file, what is wrong with single fields, and what is wrong between those that are sound."""
+    """The team file, the mistakes in single fields, and the mistakes between valid fields."""
     between: list[Refusal] = []
     try:
         return TeamFile.model_validate(data, context=between), [], between
@@ -51,7 +51,7 @@ def _look(data: Any) -> tuple[TeamFile | None, list[Refusal], list[Refusal]]:
         errors = error.errors(include_url=False)
         guessed = {id(each) for each in [each for each in errors if each["type"] == "extra_forbidden"][:MOST_GUESSES]}
         found = [refusal for each in errors if (refusal := _refusal(each, data, guess=id(each) in guessed))]
-    # A mistyped required key is one mistake, not an unknown key and a missing one.
+    # A misspelled required key is one mistake, not an unknown key and a missing one.
     meant = {refusal.meant for refusal in found}
     return None, [r for r in found if r.path not in meant or r.path[-1] in at(data, r.path[:-1])], between
 
@@ -62,22 +62,22 @@ def _without(paths: Iterable[KeyPath], data: Any) -> Any:
         holder = at(rest, path[:-1])
         if path and isinstance(holder, dict):
             holder.pop(path[-1], None)
-    rest.setdefault("name", "unnamed")  # nothing rests on the name of a run
+    rest.setdefault("name", "unnamed")  # no check depends on the run's name
     return rest
 
 
 def _outside_list(path: KeyPath) -> KeyPath:
-    """The path of the list that an item stands in; any other path as it is."""
+    """The path of the list that contains an item; any other path unchanged."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     return path
 
 
 def _refusal(error: Mapping[str, Any], data: Any, *, guess: bool) -> Refusal | None:
-    """One of pydantic's errors in our words; ``guess`` what key was meant by an unknown one."""
+    """Translate one of pydantic's errors; ``guess`` also suggests a similar key for an unknown one."""
     kind, context = error["type"], error.get("ctx", {})
     path = _locate(error["loc"], data)
-    if kind in ("unknown_task", "broken_task"):  # told of the task, but it is its name that is wrong
+    if kind in ("unknown_task", "broken_task"):  # reported at the task, but its name is wrong
         path = (*path, "name")
     key, value = dotted(path, data), at(data, path)
     match kind:
@@ -90,7 +90,7 @@ def _refusal(error: Mapping[str, Any], data: Any, *, guess: bool) -> Refusal | N
             options = re.findall("'([^']*)'", context["expected"]) if kind == "literal_error" else task_names()
             return Refusal(path, f"{key} must be one of {', '.join(options)}, got {show(value)}{hint(value, options)}")
         case "too_short" if len(value) >= context["min_length"]:
-            return None  # pydantic counts the sound items only; the others are told by themselves
+            return None  # pydantic counts valid items only, and reports each invalid one as well
         case "broken_task":
             return Refusal(path, context["why"])
         case "value_error":
@@ -101,9 +101,9 @@ def _refusal(error: Mapping[str, Any], data: Any, *, guess: bool) -> Refusal | N
 
 
 def _locate(loc: Sequence[str | int], data: Any) -> KeyPath:
-    """Pydantic's location as a path of the data, as far as it is there.
+    """Convert pydantic's location to a path in the data, as far as it exists.
 
-    The location also names the branch of a union (text or list), which is no key of the file.
+    The location also names the branch of a union (text or list), which is not a key of the file.
     """
     path: KeyPath = ()
     for step in loc:
@@ -120,7 +120,7 @@ def _unknown_key(path: KeyPath, data: Any, guess: bool) -> Refusal:
     if not guess:
         return Refusal(path, message, at_key=True)
     prefix = "".join(f"{step}." for step in around)
-    # The right key in the wrong section comes before a similar key in the right one.
+    # A correct key in the wrong section is suggested before a similar key in the right one.
     task = at(data, ("task", "name"))
     known = [each for each in schema_keys() if each.exists_for(task)]
     elsewhere = sorted({each.key for each in known if each.key.rpartition(".")[2] == key})
@@ -161,7 +161,7 @@ _MUST = {
 
 
 def _remedy(kind: str, value: Any) -> str:
-    """A word on how to write it, where YAML 1.2 is the likely surprise."""
+    """A hint on notation where YAML 1.2 may be surprising."""
     if kind == "bool_type" and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off", "y", "n"):
         return f" (text in YAML 1.2; write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'})"
     if kind == "string_type" and isinstance(value, int | float):

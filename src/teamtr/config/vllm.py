@@ -1,4 +1,4 @@
-"""Where vLLM is: servers that run, or an environment to start them from."""
+"""The section ``sampling.vllm``: servers that already run, or the environment to start them from."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Url = Annotated[str, of_form(r"http://[^/\s]+/?", "must be the address of a serv
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters that vLLM makes room for."""
+"""Maximum adapter ranks that a vLLM server can be started with."""
 
 
 def room_for(rank: int) -> int:
-    """The least of vLLM's ranks that an adapter of this rank fits into."""
+    """The smallest of these ranks that fits an adapter of this rank."""
     return next(room for room in RANKS if room >= rank)
 
 
 class VllmConfig(Section):
-    """The servers that sample with ``sampling.engine: vllm``; see docs/cluster.md."""
+    """The servers that sample with `sampling.engine: vllm`; see docs/cluster.md."""
 
     python: NonEmpty | None = unset(
         "The Python of an environment that has vLLM (relative to the team file; `make vllm-env` makes one): servers "

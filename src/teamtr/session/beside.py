@@ -1,5 +1,4 @@
-"""A piece of work in a thread of its own while its caller does another: a checkpoint is written while a batch is
-sampled."""
+"""Runs work in a thread while the caller does something else: a checkpoint is written while a batch is sampled."""
 
 from __future__ import annotations
 
@@ -12,21 +11,21 @@ from teamtr.progress import working
 
 Found = TypeVar("Found")
 LOOK_S = 0.2
-"""An interrupt that comes right before a wait without end is heard at its end, so the wait looks up so often."""
+"""Polling interval of the wait: an interrupt right before an unbounded wait would only be handled at its end."""
 
 
 @dataclass(frozen=True)
 class Done(Generic[Found]):
-    """What the work came to. ``raised``: by what was done meanwhile, Ctrl-C among it; whoever has dealt with the result
-    raises it."""
+    """The result of the work. ``raised`` is what was raised meanwhile, including Ctrl-C; the caller raises it once it
+    has handled the result."""
 
     found: Found
     raised: BaseException | None
 
 
 def work_beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: str) -> Done[Found]:
-    """Do ``work`` in a thread of this name and ``meanwhile`` in this one; both are over when this returns or raises. It
-    raises what ``work`` raised and nothing else: an interrupt neither ends the work nor leaves it behind."""
+    """Run ``work`` in a thread of this name and ``meanwhile`` in this one; both have ended when this returns or raises.
+    Raises what ``work`` raised and nothing else: an interrupt neither ends the work nor leaves it running."""
     job = _Job(work)
     thread = threading.Thread(target=job.run, name=name)
     raised: BaseException | None = None
@@ -38,11 +37,11 @@ def work_beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: 
     except BaseException as error:
         raised = error
     both_over = False
-    while not both_over:  # nothing is called outside of the block: an interrupt is heard where something is
+    while not both_over:  # no call outside the try block: an interrupt can be raised at any call
         try:
             with working(name):
                 if not started:
-                    job.run()  # here, where an interrupt would end it: one came before the thread could begin
+                    job.run()  # here a further interrupt would end it; the first one came before the thread could start
                 while not job.over.wait(LOOK_S):
                     pass
                 if thread.is_alive():
@@ -56,7 +55,7 @@ def work_beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: 
 
 
 class _Job(Generic[Found]):
-    """Done once, by whoever comes first."""
+    """Work that runs once, in whichever thread claims it first."""
 
     def __init__(self, work: Callable[[], Found]) -> None:
         self.over = threading.Event()

@@ -1,4 +1,4 @@
-"""What a run spends by its settings, beside what it is matched to; and how many parameters its agents train."""
+"""What a run spends by its settings, next to what it is matched to, and the parameters that its agents train."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teamtr.session.build import Session
 
 
 def matched_budget(session: Session) -> MatchedBudget | None:
-    """What ``plan.match`` made of the sizes; None where nothing is matched."""
+    """The sizes that ``plan.match`` sets, with both budgets; None if nothing is matched."""
     settings, plan = session.team_file, session.plan
     if settings.plan.match == "off":
         return None
@@ -27,7 +27,7 @@ def _known(budget: Budget | None) -> dict[str, int]:
 
 
 def budget_lines(session: Session) -> list[str]:
-    """The sizes of the run and what they come to, a line each."""
+    """The sizes of the run and its budget, one line each."""
     plan, settings = session.plan, session.team_file.plan
     own, reference = session.team_file.budgets() if session.plan == session.team_file.sized_plan() else (None, None)
     lines = [f"sizes: {plan.stages} stages, batches of {plan.problems} problems x {plan.group_size} episodes"]
@@ -44,13 +44,13 @@ def _told(spent: Mapping[str, int]) -> str:
 
 
 def trained_parameters(session: Session) -> dict[str, int]:
-    """How many parameters each trainable agent trains, without critics."""
+    """The number of parameters that each trainable agent trains, without critics."""
     return {name: session.engine.info(name).trained_parameters for name in session.team.trainable}
 
 
 def matched_ranks(session: Session) -> dict[str, int]:
-    """The LoRA rank at which this agent alone would train as many parameters as the whole team, by agent with an
-    adapter: an adapter's parameters grow in proportion to its rank."""
+    """The LoRA rank at which each agent with an adapter would alone train as many parameters as the whole team. An
+    adapter's parameters are proportional to its rank."""
     trained = trained_parameters(session)
     total = sum(trained.values())
     ranks = {agent.name: agent.lora.rank for agent in session.team_file.team.agents if agent.train == "lora"}
@@ -58,7 +58,7 @@ def matched_ranks(session: Session) -> dict[str, int]:
 
 
 def parameter_lines(session: Session) -> list[str]:
-    """The trained parameters, and the rank of a single agent with as many."""
+    """The trained parameters, and the rank at which a single agent trains as many."""
     trained, ranks = trained_parameters(session), matched_ranks(session)
     if not trained:
         return []
@@ -71,7 +71,7 @@ def parameter_lines(session: Session) -> list[str]:
 
 
 def sizes_record(session: Session) -> dict[str, Any]:
-    """The same for JSON."""
+    """Sizes, budgets and trained parameters for JSON."""
     own, reference = session.team_file.budgets()
     plan = session.plan
     return {

@@ -1,4 +1,5 @@
-"""From a team file to a team that can play and learn: the only place that knows how the parts fit together."""
+"""Builds a session from a team file. This is the only module that combines all parts: task, models, router and
+tools."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from teamtr.training.batch import Optimization
 
 @dataclass(frozen=True)
 class Session:
-    """Everything a run needs, built."""
+    """All objects that a run needs."""
 
     team_file: TeamFile
     task: Task
@@ -40,13 +41,13 @@ class Session:
     optimization: Optimization
 
     def load(self, folder_of: Callable[[str], Path]) -> Team:
-        """Put stored weights into every agent and return the team they make."""
+        """Load stored weights into every agent and return the resulting team."""
         for name in self.team.names:
             self.engine.learner(name).load(folder_of(name))
         return self.current_team()
 
     def breaches(self) -> dict[str, int]:
-        """How often messages broke the team's protocol so far, by reason; agents of one model share a codec."""
+        """How often messages violated the team's protocol so far, by reason. Agents of one model share a codec."""
         protocols = [c.sharing for c in self.context.codecs.values() if isinstance(c, ChatCodec)]
         counters = {id(p): p.breaches for p in protocols if isinstance(p, MessageFilter)}
         return dict(sum(counters.values(), Counter[str]()))
@@ -58,12 +59,12 @@ class Session:
         return team
 
     def precisions(self) -> dict[str, str]:
-        """The arithmetic that each agent is scored and trained in."""
+        """The precision in which each agent is scored and trained."""
         return {name: self.engine.info(name).precision for name in self.team.names}
 
     def settle_precisions(self, settled: Mapping[str, str]) -> tuple[str, ...]:
-        """Compute in what "auto" settled on when the run began; on a CPU it means float32, whatever a card had settled
-        on. Returns what is to be told."""
+        """Restore the precisions that "auto" chose when the run began; on a CPU, "auto" stays float32 whatever a GPU
+        had chosen. Returns messages about precisions that differ."""
         told = []
         for name, precision in settled.items():
             info = self.engine.info(name)
@@ -74,14 +75,14 @@ class Session:
         return tuple(told)
 
     def references(self) -> dict[str, str]:
-        """The version of every reference policy, by agent."""
+        """The version of each agent's reference policy, for agents that have one."""
         versions = {name: self.engine.info(name).reference_version for name in self.team.names}
         return {name: version for name, version in versions.items() if version is not None}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a Python program puts in the place of what the team file says; None is as the file says.
+    """Objects of a Python program that replace what the team file describes; None keeps the file's.
 
     ``make_engine`` decides where models are and how they are loaded.
     """
@@ -92,7 +93,7 @@ class Parts:
     make_engine: EngineMaker = engine_of
 
     def again(self) -> Parts:
-        """In the place of an engine that was lost."""
+        """The parts for an engine that replaces a lost one."""
         return replace(self, make_engine=partial(engine_of, again=True)) if self.make_engine is engine_of else self
 
 
@@ -100,10 +101,10 @@ AS_WRITTEN = Parts()
 
 
 def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN) -> Session:
-    """Load models, check templates, and put the team together.
+    """Load models, check templates, and assemble the team.
 
-    ``taught=False``: built-in models are not taught the form of messages, where their weights are loaded from a commit
-    afterwards, or do not matter. What a reference policy is made of is only right when they are.
+    ``taught=False``: built-in models are not trained on the form of messages, because their weights are loaded from a
+    commit afterwards or do not matter. Reference policies are only correct with ``taught=True``.
     """
     _require_parts(team_file, parts)
     with _nothing_collected():
@@ -162,8 +163,8 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Within, garbage is not looked for: a million objects of libraries, rows and modules are made here and stay, and
-    the collector would go through all of them again and again."""
+    """Disable garbage collection: a million objects of libraries, rows and modules are created within and stay, and the
+    collector would traverse them repeatedly."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -174,7 +175,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _require_parts(team_file: TeamFile, parts: Parts) -> None:
-    """A run of objects needs them again: nothing is put in their place."""
+    """Refuses a run that was made with Python objects if they are missing: nothing replaces them."""
     given = {"task": parts.task, "router": parts.router, "advantage": parts.plan}
     missing = [f"{name} ({said})" for name, said in team_file.python.items() if given.get(name, parts) is None]
     if missing:
@@ -185,7 +186,7 @@ def _require_parts(team_file: TeamFile, parts: Parts) -> None:
 
 
 def build_router(team_file: TeamFile) -> Router:
-    """Who speaks when, as the file says; a class of your own is called with the names of the agents."""
+    """The router that the file describes; a user-defined class is called with the names of the agents."""
     team, settings = team_file.team, team_file.team.router
     if not settings.is_own:
         return settings.made(team.names)

@@ -1,4 +1,4 @@
-"""Cards of what is exported: an agent's, and its team's."""
+"""Model cards of exported agents and teams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 
 def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Record], exported: Exported) -> str:
-    """Base, task, team, radius and figures from the log, as a README with the hub's header."""
+    """An agent's card as a README with the hub's header: base, task, team, radius and figures from the log."""
     lines = [
         *_header(config, exported),
         f"# {config.name} of {team_file.name}",
@@ -64,7 +64,7 @@ _CONVERTING = (
 
 
 def team_card(team_file: TeamFile, records: Sequence[Record], exported: Sequence[Exported], folder: Path) -> str:
-    """The whole team in one folder: who is where, its plan and figures, and how it is served."""
+    """The card of a team in one folder: its agents, plan and figures, and how to serve it."""
     lines = [
         *("---", "tags: [teamtr]", "---", ""),
         f"# {team_file.name}",
@@ -127,7 +127,7 @@ def _warmup(agent: str, records: Sequence[Record]) -> list[str]:
 
 
 def _limits(team_file: TeamFile, records: Sequence[Record]) -> list[str]:
-    """What the figures do not say."""
+    """What the figures do not cover."""
     task = team_file.python.get("task", team_file.task.name)
     measured = any(r["kind"] == "eval" for r in records)
     return [
@@ -162,10 +162,10 @@ def _header(config: AgentConfig, exported: Exported) -> list[str]:
 
 
 def _figures(agent: str, records: Sequence[Record]) -> list[str]:
-    """Rows of the card: what the log says of this agent's updates and of the team's success, since this agent is in it.
+    """Rows of the card: this agent's updates and the team's success according to the log, since this agent joined.
 
-    A log goes on over a swap. What stands before it was done by and to the model that was replaced; before a reset, by
-    and to the whole team of then.
+    A log continues across swaps. Records before a swap are about the model that was replaced; records before a reset
+    are about the whole previous team.
     """
     place, began = _beginning(agent, records)
     since = records[place:]
@@ -190,7 +190,7 @@ def _successes(records: Sequence[Record], began: str) -> list[str]:
 
 
 def _beginning(agent: str, records: Sequence[Record]) -> tuple[int, str]:
-    """From which record on the log is about this agent's weights, and what happened there."""
+    """The index from which the log is about this agent's weights, and what happened there."""
     for place, record in reversed(list(enumerate(records))):
         if record["kind"] == "swap" and record["agent"] == agent:
             return place + 1, f"it joined after {_stages(record)}"
@@ -224,7 +224,7 @@ def _loading(exported: Exported) -> list[str]:
     assert exported.base is not None
     base, here = exported.base, exported.folder.absolute()
     for folder, called in ((here, "THIS_FOLDER"), (here.parent, "THIS_FOLDER/..")):
-        if Path(base).is_absolute() and Path(base).is_relative_to(folder):  # it was written beside the adapters
+        if Path(base).is_absolute() and Path(base).is_relative_to(folder):  # it was written next to the adapters
             base = f"{called}/{Path(base).relative_to(folder)}"
     revision = "" if exported.revision is None else f', revision="{exported.revision}"'
     return [

@@ -1,4 +1,4 @@
-"""Where the engine of a team file is: in this process, or in workers that each build the team, or their part of it."""
+"""Creates the engine of a team file: in this process, or over workers that each build the team or their part of it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def engine_of(
     again: bool = False,
     load: Loader | None = None,
 ) -> Models:
-    """The engine that the file asks for. ``again``: in the place of one that was lost, with as many workers as there
-    is room for. ``load``: as for ``local_engine``."""
+    """The engine that the file asks for. ``again``: replaces a lost engine, with as many workers as there is room for.
+    ``load``: as for ``local_engine``."""
     if team_file.cluster.engine == "local":
         models = local_engine(team_file, task, plan, player, taught=taught, load=load)
     else:
@@ -40,7 +40,7 @@ def engine_of(
 
 
 def require_workers(team_file: TeamFile) -> None:
-    """Raises a UserError where there can be no such workers, before anything is loaded or started."""
+    """Raises a UserError if there is no room for the workers, before anything is loaded or started."""
     settings = team_file.cluster
     require_room([group.workers for group in settings.groups] or [settings.workers], _room(team_file))
 
@@ -78,7 +78,7 @@ def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool
 
 
 def _member(text: str, taught: bool, folder: str, held: tuple[str, ...] | None, shards: Shards) -> LocalEngine:
-    """In a worker: the whole team, or the models that its group holds, which computes the shards of this worker."""
+    """Runs in a worker: builds the whole team, or the models of its group, to compute the shards of this worker."""
     os.chdir(folder)
     team_file = loads(text, name="team.yaml")
     player = team_file.task.wanted_player
@@ -90,7 +90,7 @@ def _member(text: str, taught: bool, folder: str, held: tuple[str, ...] | None, 
 
 
 def _require_text(team_file: TeamFile) -> None:
-    """A worker makes the team from its file: what only this program holds cannot reach it."""
+    """Refuses objects of this program: a worker builds the team from its file."""
     objects = [agent.name for agent in team_file.team.agents if str(agent.model).startswith(OBJECT)]
     held = [*(f"the model of agent {name!r}" for name in objects), *team_file.python]
     if held:

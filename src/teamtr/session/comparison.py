@@ -1,8 +1,8 @@
-"""Inference-time methods side by side: the same problems, attempts and seeds, what each spent, and paired differences.
+"""Compares inference-time methods on the same problems, attempts and seeds: what each spent, and paired differences.
 
-With a budget of tokens, every method draws as many independent tries as come nearest to it: a short pilot on the first
-problems says what one try takes. Methods that choose among several answers anyway draw more or fewer of them; all
-others are repeated, and their answers vote.
+With a token budget, every method draws the number of independent tries that comes nearest to it; a short pilot on the
+first problems measures the tokens of one try. Methods that choose among several answers anyway draw more or fewer of
+them; all others are repeated, and their answers vote.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from teamtr.session.evaluations import Evaluated, Evaluation, Progress, Spent
 from teamtr.types import Floats
 
 PILOT_PROBLEMS = 16
-"""That say what one try of a method takes."""
+"""Number of problems in the pilot that measures the tokens of one try."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What one method came to. ``runs`` holds its evaluation with each seed; ``difference`` is its success less that
-    of the first method, problem by problem, and None for the first itself."""
+    """The results of one method. ``runs`` holds its evaluation with each seed. ``difference`` is its success minus that
+    of the first method, paired by problem; None for the first method itself."""
 
     method: Method
     folders: tuple[Path, ...]
@@ -44,12 +44,12 @@ class Compared:
 
     @property
     def spent(self) -> Spent:
-        """With all seeds."""
+        """Total over all seeds."""
         return sum((run.spent for run in self.runs), Spent())
 
     @property
     def success(self) -> MeanDeviation:
-        """avg@K over the seeds."""
+        """avg@K: mean and deviation over the seeds."""
         return over_seeds([report.avg_at_k for report in self.reports])
 
     def as_record(self) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods to be evaluated alike. ``evaluation`` makes the evaluation of a ``method`` with the randomness of a
-    ``repeat``, and of other ``samples`` where they are given. ``budget`` is in sampled tokens per answer."""
+    """Methods to evaluate with the same settings. ``evaluation`` creates the evaluation of a ``method`` with the
+    randomness of a ``repeat``, and with other ``samples`` if given. ``budget`` is in sampled tokens per answer."""
 
     evaluation: Callable[..., Evaluation]
     methods: Sequence[Method]
@@ -90,9 +90,10 @@ class Comparison:
         progress: Callable[[Method], Progress] = lambda method: lambda done, of, scores: None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> tuple[Compared, ...]:
-        """Every method, in order; what was played before is read. ``tell`` hears what a person should know."""
+        """Evaluate all methods in order; stored episodes are read, not sampled again. ``tell`` receives messages for
+        the user."""
         for asked in self.methods:
-            self.evaluation(method=asked).require()  # before hours are spent on those that come first
+            self.evaluation(method=asked).require()  # before hours are spent on earlier methods
         found: list[Compared] = []
         for asked in self.methods:
             method = self._within_budget(asked, regrade, ledger, tell)

@@ -1,4 +1,4 @@
-"""The first five minutes: train a tiny team on a game that it can only win together, and show what changed."""
+"""The demo: trains a tiny team on a game that it can only win together, and collects what changed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Watch = Callable[[Iterator[runs.Record]], Iterator[runs.Record]]
 
 @dataclass
 class DemoResult:
-    """One trained team: what it could do before and after, and what the training did.
+    """One trained team: its success before and after, and figures of its training.
 
-    Where the task has a closed form (roles), ``initial``, ``final`` and ``regressing`` are exact, from the agents'
-    own probabilities; elsewhere success is that of held-out episodes.
+    If the task has a closed form (roles), ``initial``, ``final`` and ``regressing`` are exact, computed from the
+    agents' probabilities; otherwise success is measured on held-out episodes.
     """
 
     preset: str
@@ -76,14 +76,14 @@ def demo_file(
     length: int = 1,
     changes: Sequence[str] = (),
 ) -> TeamFile:
-    """The recipe of a game with what is asked for.
+    """The recipe of a game with these settings.
 
     Args:
         task: "roles", or "code" for code exchange.
-        agents: how many play roles; code exchange has three.
-        preset: whatever ``changes`` say; None for theirs, or the recipe's own.
-        sees: what players of roles see of each other.
-        rounds: how often everybody speaks.
+        agents: number of agents in roles; code exchange has three.
+        preset: takes precedence over ``changes``; None keeps theirs, or the recipe's own.
+        sees: what agents in roles see of each other.
+        rounds: how often each agent speaks.
         length: symbols in each half of a code; in roles a message is one symbol.
         changes: any other settings, as dotted keys.
     """
@@ -94,7 +94,7 @@ def demo_file(
         overrides.append(f"plan.stages={stages}")
     if task == "code":
         recipe, symbols = "code-exchange", {"left": length, "right": length, "speaker": 2 * length}
-        room = [f"team.agents.{name}.max_tokens={said + 1}" for name, said in symbols.items()]  # and the end
+        room = [f"team.agents.{name}.max_tokens={said + 1}" for name, said in symbols.items()]  # plus the end token
         overrides += [f"task.half_length={length}", *room]
     else:
         recipe, names = "roles", ", ".join(f"{{name: a{k + 1}, sees: {sees}}}" for k in range(agents))
@@ -106,7 +106,7 @@ def demo_file(
 
 
 def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[], bool]) -> DemoResult:
-    """Train in the folder (or go on there) and collect the result."""
+    """Train in the folder (or resume there) and collect the result."""
     nothing = DemoResult(
         preset=team_file.plan.preset,
         seed=team_file.seed,
@@ -126,14 +126,14 @@ def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[
 
 @dataclass(frozen=True)
 class DemoRun:
-    """A team to be trained, and where."""
+    """A team to train, and its folder."""
 
     team_file: TeamFile
     folder: Path
 
 
 def train_silently(run: DemoRun) -> DemoResult:
-    """Train and show nothing: for a process of its own."""
+    """Train without output, for use in a separate process."""
     return train_demo(run.team_file, run.folder, lambda records: records, lambda: False)
 
 
@@ -143,7 +143,7 @@ def _past(folder: Path) -> list[runs.Record]:
 
 @contextmanager
 def demo_folder(out: Path | None) -> Iterator[Path]:
-    """The folder given, or a temporary one that is gone afterwards."""
+    """The given folder, or a temporary one that is deleted afterwards."""
     if out is not None:
         yield out
         return
@@ -152,7 +152,8 @@ def demo_folder(out: Path | None) -> Iterator[Path]:
 
 
 def conversations(folder: Path, count: int = 3) -> list[tuple[str, Episode, Episode]]:
-    """Problems that the first and the last batch of a run share: (answer wanted, an episode then, one now)."""
+    """Problems that are both in the first and the last batch of a run: (expected answer, first episode, last
+    episode)."""
     files = sorted(RunFolder.read(folder).episodes.glob("stage-*.jsonl.gz"))
     if not files:
         return []
@@ -164,7 +165,7 @@ def conversations(folder: Path, count: int = 3) -> list[tuple[str, Episode, Epis
 
 
 def summary(results: list[DemoResult]) -> dict[str, Any]:
-    """The one line that ``--json`` ends with: means over seeds, sums over what was counted."""
+    """The line that ``--json`` prints: means over seeds, and sums of counts."""
     count = len(results)
     regressing = [r.regressing for r in results if r.regressing is not None]
     line: dict[str, Any] = {

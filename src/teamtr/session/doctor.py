@@ -26,7 +26,7 @@ from teamtr.text import counted
 from teamtr.version import __version__
 
 LITTLE_DISK_GB = 5.0
-"""Less is told: checkpoints of a small team with adapters fill it within a run."""
+"""Less than this is reported: checkpoints of a small team with adapters fill it within a run."""
 EXTRAS = {
     "gym": ("reasoning_gym", "tasks gym:NAME"),
     "hub": ("datasets", "data sets by hub id"),
@@ -39,13 +39,14 @@ EXTRAS = {
     "ray": ("ray", "teams over several processes"),
     "mcp": ("mcp", "tools of MCP servers"),
 }
-"""By the extra's name: the module that it brings, and what that is for."""
+"""By the extra's name: the module that it installs, and its purpose."""
 NVIDIA = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. ``degraded`` says what is worse for it here, why, and what to do; None is fine."""
+    """One finding about the machine. ``degraded`` says what is worse here, why, and what to do; None means nothing
+    is."""
 
     area: str
     what: str
@@ -54,7 +55,7 @@ class Finding:
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Everything, in the order in which a person reads it. ``folder`` is where runs would be written."""
+    """All findings, in the order in which they are printed. ``folder`` is where runs would be written."""
     return [*_versions(), *_extras(), *_devices(), *_kernels(), *_sandbox(), *_disk(folder)]
 
 
@@ -107,7 +108,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def memory_bytes() -> int | None:
-    """Memory that can still be had, where the system tells."""
+    """Available memory in bytes, if the system reports it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -127,11 +128,11 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _sandbox(make: Callable[[], Sandbox] = Sandbox) -> Iterator[Finding]:
-    """The walls around a dataset's or a model's code, tried."""
+    """Try the isolation layers around code of datasets and models."""
     try:
         with make() as sandbox:
             missing = sandbox.missing()
-    except Exception as error:  # whatever keeps it from starting
+    except Exception as error:  # whatever prevents its start
         why = f"code of datasets and models cannot be run ({first_line(error)[:200]}): autologi and its like fail"
         yield Finding("sandbox", "processes", "does not start", why)
         return
@@ -160,12 +161,12 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _existing(place: Path) -> Path:
-    """The place, or the folder in which it would be made."""
+    """The path itself, or the nearest existing folder above it."""
     return next(each for each in (place.absolute(), *place.absolute().parents) if each.is_dir())
 
 
 def _locks(folder: Path) -> Finding:
-    """Whether one process at a time can be made sure of there."""
+    """Whether files can be locked there, which ensures that only one process writes a run."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

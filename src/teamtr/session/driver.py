@@ -1,4 +1,4 @@
-"""One run's loop: rolls out, teaches, commits after every update and keeps its books."""
+"""The loop of one run: samples rollouts, updates agents, commits after every update and writes the log."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Lost:
-    """Why an engine was lost, and how many seconds of work since the last commit with it."""
+    """Why an engine was lost, and how many seconds of work since the last commit were lost with it."""
 
     why: str
     seconds: float
 
 
 class Driver:
-    """Drives the loop of one run and keeps its books."""
+    """Runs the loop of one run, with its commits and its log."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Driver:
         self.memory: Record | None = None
 
     def go(self, commit: Commit | None) -> Iterator[Record]:
-        """From this commit on; None begins."""
+        """Run from this commit to the end of the plan; None starts a new run."""
         yield self._begin_or_resume(commit)
         stages = self.session.plan.stages
         while self.position.stage < stages:
@@ -186,16 +186,15 @@ class Driver:
             yield self._commit(step, early)
 
     def _samples(self, following: Sequence[Slot]) -> bool:
-        """Whether it is certain that a new batch is sampled before this slot, where there is one. Plans that may go on
-        with the batch that they have are left alone: some weigh it by the clock, which other work beside the sampling
-        would change."""
+        """Whether it is certain that a new batch is sampled before the following slot. False for plans that may reuse
+        the current batch: some decide by measured times, which other work during sampling would change."""
         always = not self.session.plan.resample.may_be_stale
         return always and any(slot.opens for slot in following) and not self.stop()
 
     @contextmanager
     def _keeping_scores(self, agent: str) -> Iterator[None]:
-        """Within, what is sampled of the agent that is updated next is kept for its update, where that may use it. Of
-        nobody else: a later update comes after a commit, and a run that goes on from there has kept nothing."""
+        """Within, the sampler keeps scores of the agent that is updated next, if its update may use them. Scores of
+        other agents are not kept: a later update comes after a commit, and a run that resumes from it has none."""
         keeps, engine = self.session.optimization.score == "sampler", self.session.engine
         if keeps:
             engine.keep_scores(agent)
@@ -204,7 +203,7 @@ class Driver:
             engine.keep_scores(None)
 
     def _last_batch(self) -> RolloutBatch | None:
-        """The last stage's, where a plan may learn from it once more."""
+        """The last stage's batch, if the plan may train on it once more."""
         return self.position.held(self._read_batch) if self.session.plan.resample.across_stages else None
 
     def _read_batch(self, name: str) -> RolloutBatch:
@@ -216,13 +215,14 @@ class Driver:
         return price_of_sampling(known, batch, own, self.session.optimization.epochs)
 
     def _settle_sampling_cost(self) -> None:
-        """Once, after the first stage that sampled and trained: the nearest power of two, so that a machine's moods do
-        not decide. It is part of every later commit."""
+        """Fix the sampling cost once, after the first stage that sampled and trained: as the nearest power of two, so
+        that fluctuations of the machine do not matter. It is part of every later commit."""
         if self.session.plan.resample.sampling_cost == "measured" and self.position.sampling_cost is None:
             self.position = replace(self.position, sampling_cost=self.account.sampling_cost())
 
     def _share_out_radii(self, past: Mapping[str, UpdateReport]) -> None:
-        """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
+        """Set this stage's radii from what each agent's last update gained. Unchanged while an agent has no update
+        yet."""
         router = self.session.context.router
         names = [name for name in self.team.trainable if router.turns_of(name)]
         if self.session.plan.radii.allocation == "equal" or any(name not in past for name in names):
@@ -233,7 +233,7 @@ class Driver:
             self.states[name] = replace(self.states[name], radius_nats=radius)
 
     def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
-        """The batch that an interrupted stage goes on with; None when its next update samples anew."""
+        """The batch with which an interrupted stage resumes; None if its next update samples a new one."""
         position = self.position
         if not 0 < position.done < len(slots) or not self.session.plan.reuses_rollouts:
             return None
@@ -247,7 +247,7 @@ class Driver:
         fresh = probes.play(self.team, agent) if before is not None and done > 0 else None
         optimization = self.session.optimization
         if plan.reuses_rollouts:
-            optimization = replace(optimization, gate_share=1.0)  # it needs the ratios of all messages anyway
+            optimization = replace(optimization, gate_share=1.0)  # the ratios of all messages are needed anyway
         update = update_agent(
             learner,
             data,
@@ -278,10 +278,10 @@ class Driver:
     def _return_range(self) -> float | None:
         return self.session.plan.return_range(self.session.task.reward_range)
 
-    # -- what updates were worth ------------------------------------------------------------------------------
+    # -- gains and stage reports ------------------------------------------------------------------------------
 
     def _measure(self, batch: RolloutBatch) -> None:
-        """A fresh batch of the same problems measures what the update before it gained."""
+        """Measure what the previous update gained, if this is a fresh batch of the same problems."""
         returns_PG = trained_returns_PG(batch, self.session.plan, self.team.limits)
         before = self.position.returns
         self.measured = None
@@ -293,7 +293,7 @@ class Driver:
         self.position = replace(self.position, returns=returns_PG.tolist())
 
     def _close_stage(self) -> Iterator[Record]:
-        """The stage's report, from its updates; once."""
+        """Log the stage's report, computed from its updates, once."""
         stage = self.position.stage
         if stage in self.history.closed:
             return
@@ -303,10 +303,11 @@ class Driver:
         self._probes.end()
         yield written
 
-    # -- books ------------------------------------------------------------------------------------------------
+    # -- commits and log --------------------------------------------------------------------------------------
 
     def _commit(self, step: Step, meanwhile: Callable[[], None] | None) -> Record:
-        """All that the update changed is known before ``meanwhile`` is done, and nothing of what that changes."""
+        """Commit and log an update. Everything that it changed is recorded before ``meanwhile`` ends, and nothing that
+        ``meanwhile`` changes."""
         self.team = step.team
         self.states[step.report.agent] = step.update.state
         self.position = replace(self.position.holding(step.batch), number=self.position.number + 1, done=step.index + 1)
@@ -344,21 +345,22 @@ class Driver:
         return written
 
     def _log(self, record: AnyRecord) -> Record:
-        """Write it down and remember it; returns what was written."""
+        """Add the record to the log and to the history; returns what was written."""
         written = self.run.log.write(record)
         self.history.add(record)
         return written
 
     def _mean_punishment(self, batch: RolloutBatch) -> float | None:
-        """What overlong messages took from the batch's returns; None where the plan punishes none."""
+        """Mean punishment of overlong messages in the batch's returns; None if the plan punishes none."""
         plan = self.session.plan
         return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
 
     def _save(
         self, record: UpdateRecord | None, updated: str | None, meanwhile: Callable[[], None] | None = None
     ) -> BaseException | None:
-        """Commit the run as it is now; of one agent that was updated, or of all. ``meanwhile`` is done beside the
-        writing, where the engine lets another thread write; returns what it raised, once the commit is made."""
+        """Commit the run's state, with the weights of the agent that was updated, or of all. If the engine allows
+        writing from another thread, ``meanwhile`` runs during the writing; returns what it raised, once the commit is
+        made."""
         learner, number = self.session.engine.learner, self.position.number
         state = RunState(
             self.position,
@@ -394,7 +396,7 @@ class Driver:
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         record = self._begin() if commit is None else self._go_on(commit)
         self.exact = exact_success(self.session, self.team)
-        self.session.task.printed.take()  # what was printed on loading and testing: `teamtr check` shows it
+        self.session.task.printed.take()  # output from loading and testing; `teamtr check` shows it
         return self._log(record)
 
     def _begin(self) -> StartRecord:
@@ -413,7 +415,7 @@ class Driver:
         return StartRecord(**self._begun(), floors=measured, warnings=warnings, warmup=warmed)
 
     def _warm_up(self) -> dict[str, WarmupReport] | None:
-        """Before anything is measured of the team; what it took is counted apart from training."""
+        """Warm up before anything is measured about the team. The cost is counted separately from training."""
         if self.session.team_file.warmup.tokens == 0:
             return None
         with self._timed("warmup", "warming up"):
@@ -426,7 +428,7 @@ class Driver:
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
         with self._timed("rehearse", "rehearsing memory"):
-            self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
+            self.memory = before_training(self.session)  # the GPU may have changed, or the model after a swap
         evals = tuple(self.history.success)
         lost = None if self.lost is None else asdict(self.lost)
         return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals, lost=lost)
@@ -460,7 +462,7 @@ class Driver:
         if state.inputs is not None:
             then = Inputs.of_record(state.inputs)
             self.changes = require_same_inputs(then, self.inputs, self.run.path, accept=self.accept_changes)
-        began = self.team.versions  # of runs of earlier versions, references were named by these
+        began = self.team.versions  # runs of earlier versions name references by these
         self.team = self.session.load(folder_of)
         if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
@@ -477,7 +479,7 @@ class Driver:
         self._take_up_log(commit, state)
 
     def _take_up_log(self, commit: Commit, state: RunState) -> None:
-        """Cut the log back to the commit, and tell what it has lost."""
+        """Cut the log back to the commit, and report what it has lost."""
         log = self.run.log
         if state.log is not None and (lost := log.lost(state.log)) is not None:
             what = f"has lost {lost} of the {state.log.records} records" if lost else "has other records than those"
@@ -519,12 +521,13 @@ class Driver:
         yield written
 
     def _keep_best(self) -> None:
-        """Whatever is pruned later, the checkpoint with the highest held-out success stays."""
+        """Protect the checkpoint with the highest held-out success from pruning."""
         best = best_of(self.history.held_out)
         self.run.checkpoints.kept = None if best is None else best.updates
 
     @property
     def _is_out_of_patience(self) -> bool:
-        """By the evaluations before this stage, its own among them: without it, what was learned since is not known."""
+        """Whether evaluations have stopped improving, including the one right before this stage. Without that one, it
+        is not known what was learned since the previous one."""
         evaluated = self.position.stage in self.history.evaluated
         return evaluated and out_of_patience(self.history.held_out, self.session.team_file.eval.patience)

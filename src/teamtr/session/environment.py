@@ -1,4 +1,4 @@
-"""What a run computes with: versions of libraries, revision of the project, threads and devices."""
+"""The environment of a run: versions of libraries, revision of the project, machine and threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "numpy", "sympy")
 
 
 def environment() -> dict[str, str]:
-    """By name, as it is in this process."""
+    """The environment of this process, by name."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in LIBRARIES:
         try:
@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 
 @cache
 def library_digest(*packages: str) -> str:
-    """Of TeamTR's own source, or of these packages of it."""
+    """Hash of TeamTR's own source, or of these packages of it."""
     root = Path(own_version.__file__).parent
     files = [file for package in packages or ("",) for file in (root / package).rglob("*.py")]
     digest = hashlib.sha256()
@@ -42,7 +42,7 @@ def library_digest(*packages: str) -> str:
 
 
 def git_revision(folder: Path) -> str | None:
-    """The commit that the repository round this folder has checked out; None where there is none. Runs nothing."""
+    """The commit that is checked out in the repository around this folder; None if there is none. Runs no command."""
     for parent in (folder, *folder.parents):
         marker = parent / ".git"
         try:

@@ -1,15 +1,15 @@
-"""Evaluations that can be killed, resumed and graded again: their episodes are kept, chunk by chunk.
+"""Evaluations that can be killed, resumed and graded again: episodes are stored in chunks.
 
-    evals/test-k64-1f0c9a2b/                             one folder for each team, split, K, temperature and seed
-      settings.json                                      which
+    evals/test-k64-1f0c9a2b/                             one folder per team, split, K, temperature and seed
+      settings.json                                      these settings
       seconds.json                                       how long each chunk took when it was played
       problems-00000-00008-77d0f3aa-5c0e1b22.jsonl.gz    the episodes of these problems, written when all were played
       report.json                                        the figures of the last evaluation
-    evals/test-debate-k1-20c3b9aa/                       the same of an inference-time method (``teamtr.baselines``)
+    evals/test-debate-k1-20c3b9aa/                       the same for an inference-time method (``teamtr.baselines``)
 
-A chunk's name holds a hash of what its problems ask, so that other data are never taken for the same, and a hash of
-the answers and the grader: when those have changed, the kept replies are graded again. A chunk's randomness comes from
-its place, so that an evaluation that was killed ends with the same figures. A chunk that is there is not sampled again.
+A chunk's name contains a hash of its problems' questions, so that other data are never mistaken for them, and a hash of
+the answers and the grader: if those have changed, the stored replies are graded again. A chunk's randomness depends on
+its position, so that a killed evaluation ends with the same figures. A stored chunk is not sampled again.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from teamtr.types import Episode, Problem, Transcript
 
 EPISODES_PER_CHUNK = 512
 LOOKED_AT = 4
-"""Chunks in which conversations to show are looked for."""
+"""Number of chunks that are searched for conversations to show."""
 
 AS_WRITTEN = AsWritten()
 
 Progress = Callable[[int, int, Scores], None]
-"""Called after each chunk with how many problems are done, of how many, and the chunk's scores."""
+"""Called after each chunk with the number of problems done, the number of all, and the chunk's scores."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What the answers of an evaluation took when they were played. ``seconds`` is None where nobody noted it."""
+    """The cost of an evaluation's answers when they were played. ``seconds`` is None if it was not recorded."""
 
     answers: int = 0
     sampled_tokens: int = 0
@@ -76,7 +76,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation of an evaluation, to look at."""
+    """A conversation of an evaluation, for display."""
 
     problem: Problem
     episode: Episode
@@ -84,7 +84,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found, what its answers took, how many of them were there before, and where they are."""
+    """The report of an evaluation, the cost of its answers, how many of them were already stored, and their files."""
 
     report: EvalReport
     spent: Spent
@@ -92,8 +92,8 @@ class Evaluated:
     files: tuple[Path, ...] = ()
 
     def samples(self, count: int) -> list[Sample]:
-        """So many conversations of different problems, right and wrong ones in turn as far as the first replies have
-        both."""
+        """``count`` conversations of different problems, right and wrong ones alternately as far as the first chunks
+        contain both."""
         found: dict[bool, list[Sample]] = {True: [], False: []}
         for file in self.files[:LOOKED_AT]:
             batch = read_episodes(file)
@@ -113,11 +113,11 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of a team, or of a method that its agents play: which problems, how often, and where its episodes
-    are kept.
+    """One evaluation of a team, or of a method played by its agents: the problems, the number of attempts, and the
+    folder of the episodes.
 
-    ``stage`` and ``repeat`` name the randomness beside the seed: a team is evaluated with the same after the same
-    number of stages; every repeat has its own.
+    ``stage`` and ``repeat`` determine the randomness together with the seed: after the same number of stages, a team is
+    evaluated with the same randomness; every repeat has its own.
     """
 
     session: Session
@@ -148,8 +148,8 @@ class Evaluation:
         max_tokens: int | None = None,
         repeat: int = 0,
     ) -> Evaluation:
-        """What is not given is as the team file says; what that leaves open, as the paper evaluates the task.
-        ``agent`` and ``max_tokens`` are for methods (``Cast``)."""
+        """Settings that are not given come from the team file, and those that it leaves open from the paper's
+        evaluation of the task. ``agent`` and ``max_tokens`` are for methods (``Cast``)."""
         settings = session.team_file.eval
         chosen = samples or settings.samples or session.task.samples
         warmth = settings.temperature if temperature is None else temperature
@@ -160,12 +160,12 @@ class Evaluation:
 
     @property
     def is_of_team(self) -> bool:
-        """Whether the team plays as its file says."""
+        """Whether the team itself is evaluated, as its file describes it."""
         return isinstance(self.method, AsWritten)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the episodes depend on besides the problems."""
+        """Everything that the episodes depend on besides the problems."""
         by_method = {
             "method": self.method.settings,
             "agent": self.cast.agent,
@@ -201,8 +201,8 @@ class Evaluation:
         progress: Progress = lambda done, of, scores: None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Evaluated:
-        """Play what is not there yet, grade it, and report. With ``regrade`` nothing is played, all is graded anew.
-        ``tell`` hears what is done to kept replies."""
+        """Play what is not stored yet, grade it, and report. With ``regrade``, nothing is played and everything is
+        graded again. ``tell`` receives messages about stored replies that are graded again."""
         problems = self.session.task.problems(self.split)[: self.limit]
         if not problems:
             raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
@@ -213,7 +213,7 @@ class Evaluation:
         remove_leftovers(self.folder, recursive=False)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
         for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // (self.samples * self.method.width))):
-            # What an environment or a tool says is the task's and the person's code, as a grader is.
+            # Replies of an environment or a tool depend on code of the task or the user, as grading does.
             answered = context.task.environment is not None or context.tools is not None
             file = self.folder / chunk.file_name(grader, interactive=answered)
             kept = _kept(file)
@@ -225,7 +225,7 @@ class Evaluation:
             if kept is None:
                 started = time.perf_counter()
                 batch = self._played(chunk, ledger)
-                clock.note(_asked(file), time.perf_counter() - started)  # before the chunk: what is kept has its time
+                clock.note(_asked(file), time.perf_counter() - started)  # first, so that a stored chunk has its time
                 write_episodes(file, batch)
                 played += len(batch.episodes)
             elif kept == file and not regrade:
@@ -245,7 +245,7 @@ class Evaluation:
         return Evaluated(report, spent, kept=spent.answers - played, files=tuple(files))
 
     def require(self) -> None:
-        """Raises UserError where this method cannot be played by this team on this task."""
+        """Raises UserError if this team cannot play this method on this task."""
         self.method.require(self.cast, self.temperature)
         if self.session.task.grades_conversation and not self.is_of_team:
             raise UserError(
@@ -265,7 +265,7 @@ class Evaluation:
         )
 
     def _graded_again(self, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
-        """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
+        """The same episodes with verdicts of the current grader, on the answers that the current extraction finds."""
         of = [problems[e // batch.group_size] for e in range(len(batch.episodes))]
         answers = [
             self.method.graded(self.cast, problem, episode.turns, episode.replies)
@@ -283,7 +283,7 @@ class Evaluation:
 
 
 class _Clock:
-    """How long each chunk took, in a file: what is measured once must outlive the process."""
+    """The time that each chunk took, stored in a file: it is measured only once and must outlive the process."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -295,7 +295,7 @@ class _Clock:
 
 
 def _noted(file: Path) -> dict[str, float]:
-    """As far as they are numbers: a damaged note costs no evaluation."""
+    """The stored times that are numbers: a damaged file does not stop an evaluation."""
     try:
         found = decode(file.read_bytes())
     except (OSError, ValueError):
@@ -314,14 +314,15 @@ class _Chunk:
         return self.first + len(self.problems)
 
     def file_name(self, grader: str, *, interactive: bool) -> str:
-        """What an environment says may depend on all of a problem: then nothing is kept of another."""
+        """The chunk's file name. Replies of an environment may depend on everything in a problem, so none are kept if
+        anything in it has changed."""
         graded = _digest([grader, *map(problem_digest, self.problems)])
         asked = graded if interactive else _digest([[p.id, p.prompt, p.private] for p in self.problems])
         return f"problems-{self.first:05d}-{self.last:05d}-{asked}-{graded}.jsonl.gz"
 
 
 def _kept(file: Path) -> Path | None:
-    """The file, or one with replies to the same questions that another grader judged, or by other answers."""
+    """The file, or one with replies to the same questions that were graded differently or against other answers."""
     if file.exists():
         return file
     asked = _asked(file)
@@ -330,7 +331,7 @@ def _kept(file: Path) -> Path | None:
 
 
 def _asked(file: Path) -> str:
-    """The part of a chunk's name that says what its problems ask."""
+    """The part of a chunk's name that identifies its questions."""
     return file.name.removesuffix(".jsonl.gz").rpartition("-")[0]
 
 

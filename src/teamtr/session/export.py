@@ -1,8 +1,8 @@
-"""Agents of a run as folders that plain transformers, PEFT or vLLM loads, each with a model card.
+"""Exports agents of a run as folders for transformers, PEFT or vLLM, each with a model card.
 
-A whole model leaves as a Hugging Face folder, an adapter as a PEFT folder (or merged into its base). Whole models leave
-in the precision of the file that they came from. Nothing of the training leaves with them: no optimizer, no critic, no
-steering state.
+A whole model is exported as a Hugging Face folder, an adapter as a PEFT folder (or merged into its base). Whole models
+have the precision of the file that they came from. No training state is exported: no optimizer, no critic, no
+controller state (beta, step scale, radius).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from teamtr.store.atomic import whole_folder
 from teamtr.tasks import Task
 
 OURS = ("optimizer.safetensors", "critic.safetensors", "state.json", "manifest.json")
-"""What a checkpoint holds besides the model."""
+"""Files of a checkpoint that are not part of the model."""
 BASE = "base"
-"""Where the base of exported adapters lies when it is nowhere else to be had."""
+"""Folder for the base of exported adapters if it is not available elsewhere."""
 
 Form = Literal["trained", "adapter", "merged", "gguf"]
-"""As it was trained; as an adapter, which a whole model is not; as a whole model, its adapter merged into its base; and
-that in half precision, as llama.cpp's converter takes it."""
+"""``trained``: as it was trained; ``adapter``: as an adapter, refused for whole models; ``merged``: as a whole model,
+with adapters merged into their base; ``gguf``: the same in half precision, for llama.cpp's converter."""
 
 Base = Callable[[AgentConfig], tuple[Any, Any]]
-"""Loads (model, tokenizer) that an agent's adapter stands on."""
+"""Loads the (model, tokenizer) to which an agent's adapter belongs."""
 
 
 def export(
@@ -56,11 +56,11 @@ def export(
     load: Loader | None = None,
     checkpoint: int | Literal["best"] | None = None,
 ) -> list[Exported]:
-    """Write one agent of the run's last commit, or of the ``checkpoint`` given, to ``out``, or every agent to a folder
-    of its name below ``out`` and a card of the team beside them.
+    """Write one agent of the run's last commit, or of the given ``checkpoint``, to ``out``; or write every agent to a
+    folder of its name in ``out``, with a card of the team.
 
-    ``out`` must not exist or be empty; it appears whole or not at all. A run of ``TeamTrainer`` needs its ``task`` and
-    whoever loads its models again.
+    ``out`` must not exist or be empty; it is written completely or not at all. A run of ``TeamTrainer`` needs its
+    ``task`` and the function that loads its models.
     """
     stored = StoredRun.read(run, checkpoint)
     source, team_file, commit = stored.folder, stored.team_file, stored.commit
@@ -69,7 +69,7 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists and is not an empty folder; export into a new one")
     quieten()
-    records = [r for r in source.log.read() if updates_before(r) <= commit.number]  # a run may go on meanwhile
+    records = [r for r in source.log.read() if updates_before(r) <= commit.number]  # the run may be training meanwhile
     written = []
 
     def load_base(config: AgentConfig) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ def export(
 
 
 def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
-    """The agent of this name, or a UserError that says who there is."""
+    """The agent of this name. Raises a UserError that lists the agents if there is none."""
     for config in team_file.team.agents:
         if config.name == name:
             return config
@@ -101,7 +101,7 @@ def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
 
 @dataclass
 class _Bases:
-    """The models that adapters stand on; what is nowhere else to be had is written beside the adapters, once."""
+    """The base models of adapters. A base that is not available elsewhere is written next to the adapters, once."""
 
     temporary: Path
     final: Path
@@ -122,7 +122,7 @@ class _Bases:
 
 
 def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, form: Form, bases: _Bases) -> Exported:
-    """Fill ``folder``, which will be called ``final``."""
+    """Fill ``folder``, which is later renamed to ``final``."""
     if config.model == "tabular":
         raise UserError(f"agent {config.name!r} is a table, not a transformer; there is no other form to export it in")
     if config.train == "full":
@@ -154,13 +154,13 @@ def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, 
 
 
 def _precision_of(folder: Path) -> str:
-    """As its config.json says; adapters, which have none, are float32."""
+    """The precision in config.json; float32 for adapters, which have none."""
     config = folder / "config.json"
     return str(json.loads(config.read_text()).get("dtype", "float32")) if config.exists() else "float32"
 
 
 def _halved(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The same in bf16, which has float32's range: nothing becomes infinite."""
+    """The model in bf16, which has float32's range, so that nothing becomes infinite."""
     import torch
 
     return model.to(torch.bfloat16), tokenizer

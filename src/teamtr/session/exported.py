@@ -1,4 +1,4 @@
-"""What an export has written, and how it is served."""
+"""Records of exported agents, and the commands to serve them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from teamtr.config.vllm import room_for
 
 @dataclass(frozen=True)
 class Exported:
-    """One agent in a folder. ``base`` is what an adapter stands on (or was merged into), ``revision`` which one of that
-    hub id, and ``rank`` an adapter's own. The form ``gguf`` is a whole model in half precision, for llama.cpp to
-    convert. ``precision``: of the weights in the folder."""
+    """One exported agent. ``base`` is the model of an adapter (or that it was merged into), ``revision`` its revision
+    on the hub, and ``rank`` the adapter's. The form ``gguf`` is a whole model in half precision, for llama.cpp to
+    convert. ``precision`` is that of the weights in the folder."""
 
     agent: str
     folder: Path
@@ -27,8 +27,8 @@ class Exported:
 
 
 def vllm_lines(exported: Sequence[Exported], seen_from: Path | None = None) -> Iterator[str]:
-    """Commands that serve these agents with vLLM, each under its own name: a server for every base with all of its
-    adapters, and one for every whole model. Folders are written as seen from ``seen_from``."""
+    """Commands that serve these agents with vLLM, each under its own name: one server per base with all of its
+    adapters, and one per whole model. Folders are written relative to ``seen_from``."""
     servers: dict[tuple[str, str | None], list[Exported]] = {}
     for each in exported:
         if each.form == "adapter":

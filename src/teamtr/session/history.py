@@ -1,7 +1,7 @@
-"""What a run has done so far, kept in memory and added to with every record.
+"""What a run has done so far, kept in memory and extended with every record.
 
-What decides anything (each agent's last update, those of the stage in progress, and what evaluations found) is part of
-every commit; the log says which stages have their report, and what was evaluated since the last commit.
+Everything that decisions depend on (each agent's last update, the updates of the current stage, results of evaluations)
+is part of every commit. The log says which stages have their report, and what was evaluated since the last commit.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from teamtr.store import StoreError
 
 
 class History:
-    """What later stages depend on. Of the updates, the last of each agent and those of the newest stage are kept."""
+    """What later stages depend on. Of the updates, each agent's last one and those of the newest stage are kept."""
 
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
         self.updates = 0
         """The number of the last update."""
         self.closed: set[int] = set()
-        """Stages that have their report."""
+        """Stages whose report is logged."""
         self.evaluated: set[int] = set()
         """Stages before which the team was evaluated."""
         self.success: list[float] = []
-        """Of every evaluation, in order."""
+        """Success of every evaluation, in order."""
         self.held_out: list[HeldOut] = []
-        """Evaluations of checkpoints of this run, in order: before a swap, they are another run's."""
+        """Evaluations of this run's checkpoints, in order. Those before a swap belong to another run."""
         self._newest: list[UpdateRecord] = []
         self._earlier: dict[str, UpdateReport] = {}
         for record in records:
             self.add(record)
 
     def as_state(self) -> dict[str, Any]:
-        """What a commit holds of it."""
+        """The part of the history that a commit holds."""
         return {
             "earlier": {name: encode_report(report) for name, report in self._earlier.items()},
             "newest": [encode_record(update) for update in self._newest],
@@ -53,9 +53,9 @@ class History:
         }
 
     def take_state(self, state: Mapping[str, Any], last: AnyRecord | None) -> None:
-        """Put the updates that a commit holds, and its own, in the place of those that the log has.
+        """Replace the updates from the log with those in a commit, and add the commit's own.
 
-        Raises StoreError where the commit holds something else.
+        Raises StoreError if the commit's state is malformed.
         """
         try:
             self._earlier = {name: decode_report(report) for name, report in state["earlier"].items()}
@@ -71,7 +71,8 @@ class History:
             self.add(last)
 
     def _know_of(self, evaluated: Sequence[HeldOut]) -> None:
-        """Evaluations that a commit knows of and a log may have lost: the best checkpoint must not depend on that."""
+        """Add evaluations that a commit holds and the log may have lost: the best checkpoint must not depend on
+        that."""
         known = {found.stage for found in self.held_out}
         lost = [found for found in evaluated if found.stage not in known]
         self.held_out = sorted([*lost, *self.held_out], key=lambda found: (found.updates, found.stage))
@@ -95,12 +96,12 @@ class History:
                 self.held_out = []
 
     def last_updates(self, before_stage: int) -> dict[str, UpdateReport]:
-        """Each agent's last update before this stage, which is the newest or a later one."""
+        """Each agent's last update before this stage, which must be the newest stage or a later one."""
         newest = [update.report for update in self._newest if update.stage < before_stage]
         return self._earlier | {report.agent: report for report in newest}
 
     def of_stage(self, stage: int) -> Sequence[UpdateRecord]:
-        """The updates of this stage, which is the newest or a later one."""
+        """The updates of this stage, which must be the newest or a later one."""
         return [update for update in self._newest if update.stage == stage]
 
 

@@ -1,4 +1,4 @@
-"""Exported folders on the Hugging Face hub."""
+"""Uploads exported folders to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from teamtr.errors import UserError
 
 
 def require_pushable(name: str, folder: Path) -> None:
-    """An adapter that names a folder of this machine as its base could be loaded nowhere else."""
+    """Refuses an adapter whose base is a folder of this machine: it could not be loaded elsewhere."""
     adapter = folder / "adapter_config.json"
     if adapter.exists() and Path(json.loads(adapter.read_text())["base_model_name_or_path"]).is_absolute():
         raise UserError(
@@ -19,7 +19,8 @@ def require_pushable(name: str, folder: Path) -> None:
 
 
 def push(name: str, folder: Path, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
-    """Upload an agent's folder; the address of the commit. The folder stays as it is, whatever the hub says."""
+    """Upload an agent's folder; returns the address of the commit. The local folder is kept, even if the upload
+    fails."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 

@@ -1,7 +1,7 @@
-"""The identity of a run's inputs: what it learns from, by hash, and what has changed since it began.
+"""The identity of a run's inputs: hashes of what it learns from, and what has changed since it began.
 
-Every commit holds the inputs of the run. When a run goes on, what is there now is compared with them: a change of what
-is learnt is refused, any other is told. ``accept`` is the way to go on with a change on purpose.
+Every commit holds the inputs of the run. On resumption, the current inputs are compared with them: a change in what is
+learned is refused, any other is reported. ``accept`` resumes with a deliberate change.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from teamtr.team import ToolTurns
 from teamtr.types import PLAYER, Problem
 
 OF_PROBLEMS = ("task.path", "task.train", "task.test", "task.against")
-"""Settings that name files of problems: what is used of those is compared problem by problem."""
+"""Settings that name files of problems. The problems used from these files are compared one by one."""
 
 
 OF_THE_TEAM_FILE = ("preset", "stages", "problems", "group_size", "radius_nats_per_message", "radius_nats_per_token")
-"""Keys of a plan that are written into the team file of a run, and compared there."""
+"""Keys of a plan that are stored in the team file of a run, and compared there."""
 
 
 class OtherInputs(Refused):
@@ -42,7 +42,7 @@ class OtherInputs(Refused):
 
 @dataclass(frozen=True)
 class RowsId:
-    """The problems of a split: how many, and hashes of all of them in order and regardless of order."""
+    """The problems of a split: their number, and hashes of all of them, in order and regardless of order."""
 
     count: int
     in_order: str
@@ -51,8 +51,8 @@ class RowsId:
 
 @dataclass(frozen=True)
 class ModelId:
-    """What an agent is besides the weights that it trains. ``base`` is empty where nothing is frozen; ``start`` are the
-    weights that a whole model from a folder or the hub began with."""
+    """An agent apart from the weights that it trains. ``base`` is empty if nothing is frozen; ``start`` is the version
+    of the weights with which a whole model from a folder or the hub began."""
 
     config: str
     tokenizer: str
@@ -67,12 +67,12 @@ class Inputs:
 
     Attributes:
         rows: the problems, by split.
-        code: the person's own code, by the setting that names it.
-        files: other files, by the setting that names them; ``rows`` says what is used of them.
+        code: the user's own code, by the setting that names it.
+        files: other files, by the setting that names them; for files of problems, ``rows`` says what is used of them.
         models: by agent.
         environment: versions of libraries, revision of the project, threads.
-        plan: what the preset and the team file say together, by key. A team file names a preset, whose values may
-            change with a version of the library; None in runs that were begun before this was kept.
+        plan: the resolved plan, by key. A team file names a preset, whose values may change with a version of the
+            library. None in runs that were begun before this was stored.
     """
 
     rows: Mapping[str, RowsId] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Inputs:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Inputs:
-        """Raises StoreError where that is no record of inputs."""
+        """Raises StoreError if this is not a record of inputs."""
         try:
             rows = {split: RowsId(**found) for split, found in record["rows"].items()}
             models = {name: ModelId(**found) for name, found in record["models"].items()}
@@ -103,14 +103,14 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Change:
-    """What is other than it was. ``learns``: the run would learn something else by it."""
+    """A difference from what was before. ``learns``: because of it, the run would learn something else."""
 
     text: str
     learns: bool
 
 
 def inputs_of(session: Session) -> Inputs:
-    """The inputs of a run as they are now."""
+    """The current inputs of a run."""
     return Inputs(
         rows={split: rows_id(problems) for split, problems in _splits(session.task)},
         code=_code(session),
@@ -122,15 +122,15 @@ def inputs_of(session: Session) -> Inputs:
 
 
 def models_of(session: Session) -> dict[str, ModelId]:
-    """What every model of the team is, besides the weights that it trains."""
+    """Every model of the team, apart from the weights that it trains."""
     return {name: _model(session, name) for name in session.engine.agents}
 
 
 def changes(then: Inputs, now: Inputs) -> list[Change]:
-    """What is other now, with what a run learns from first."""
+    """The differences, with what a run learns from first."""
     rows = list(_rows_changed(then, now))
     found = [*rows, *_code_changed(then, now), *_models_changed(then.models, now.models), *_plan_changed(then, now)]
-    if not rows:  # else it is told what has changed in them
+    if not rows:  # otherwise the changes of rows are reported
         found += [_file_changed(key) for key in _other(then.files, now.files)]
     for name in _other(then.environment, now.environment):
         before, after = then.environment.get(name, "none"), now.environment.get(name, "none")
@@ -139,7 +139,8 @@ def changes(then: Inputs, now: Inputs) -> list[Change]:
 
 
 def require_same_inputs(then: Inputs, now: Inputs, where: Path, *, accept: bool) -> tuple[str, ...]:
-    """Raises OtherInputs unless the run learns from what it began with, or that is accepted; returns what to tell."""
+    """Raises OtherInputs if the run would learn from something else and this is not accepted; returns what to
+    report."""
     found = changes(then, now)
     refused = [change.text for change in found if change.learns]
     if refused and not accept:
@@ -153,7 +154,7 @@ def require_same_inputs(then: Inputs, now: Inputs, where: Path, *, accept: bool)
 
 
 def require_same_models(then: Inputs, session: Session, where: Path) -> None:
-    """Raises OtherInputs when an agent of the run is not what was trained, besides its weights."""
+    """Raises OtherInputs if an agent of the run is not the one that was trained, apart from its weights."""
     now = {name: replace(model, start="") for name, model in models_of(session).items()}  # the commit has its weights
     before = {name: replace(model, start="") for name, model in then.models.items()}
     if found := [change.text for change in _models_changed(before, now)]:
@@ -165,14 +166,14 @@ def require_same_models(then: Inputs, session: Session, where: Path) -> None:
 
 
 def grader_id(session: Session) -> str:
-    """A hash of all that decides a verdict besides the reply and the problem."""
+    """Hash of everything that determines a verdict besides the reply and the problem."""
     task = session.team_file.without_places().task.model_dump(mode="json")
     ours = library_digest("grading", "tasks")
     return _digest([task, _code(session), ours])[:8]
 
 
 def rows_id(problems: Sequence[Problem]) -> RowsId:
-    """The identity of these problems, with everything that their rows say."""
+    """The identity of these problems, with all fields of their rows."""
     every = [problem_digest(problem) for problem in problems]
     return RowsId(len(every), _digest(every), _digest(sorted(every)))
 
@@ -186,12 +187,12 @@ def _splits(task: Task) -> Iterator[tuple[str, Sequence[Problem]]]:
     for split in ("train", "test"):
         try:
             yield split, task.problems(split)
-        except UserError:  # a task may have nothing held out
+        except UserError:  # a task may have no held-out problems
             continue
 
 
 def _code(session: Session) -> dict[str, str]:
-    """Of files that the team file names, and of objects that a Python program gave."""
+    """Hashes of files that the team file names, and of objects from a Python program."""
     named = {key: program_digest(file) for key, file in _programs(session.team_file)}
     router = session.context.router
     own = router.inner if isinstance(router, ToolTurns) else router
@@ -211,13 +212,14 @@ def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
 
 
 def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
-    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling", "warmup"})):  # no data, or over
+    # ``sampling`` names no data, and those of ``warmup`` are only used when a run begins.
+    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling", "warmup"})):
         if len(text) < 4096 and "\0" not in text and Path(text).is_absolute() and Path(text).is_file():
             yield key, Path(text)
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a team file, with its dotted key; of agents, by name."""
+    """Every text in a team file with its dotted key; items of lists by name, if they have one."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -242,8 +244,8 @@ def _model(session: Session, name: str) -> ModelId:
 
 
 def _is_made(session: Session, name: str) -> bool:
-    """Whether a model comes from no folder and no hub: a built-in one is taught anew only where its weights matter, and
-    an object has its hash in its name."""
+    """Whether a model comes from neither a folder nor the hub. A built-in model is only trained on the form of messages
+    where its weights matter, and an object has its hash in its name."""
     model = next(agent.model for agent in session.team_file.team.agents if agent.name == name)
     return model in BUILT_IN_MODELS or model.startswith(OBJECT)
 
@@ -272,7 +274,7 @@ def _code_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
 
 
 def _plan_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
-    """The team file is the same: what differs is what its preset says in this version."""
+    """The team file is the same, so differences are in what its preset says in this version."""
     if then.plan is not None and now.plan is not None:
         for key in _other(then.plan, now.plan):
             before, after = then.plan.get(key, "none"), now.plan.get(key, "none")
@@ -293,7 +295,7 @@ def _models_changed(then: Mapping[str, ModelId], now: Mapping[str, ModelId]) -> 
             yield Change(f"agent {name}: {'new' if before is None else 'gone'}", learns=True)
             continue
         for part, what in said.items():
-            unknown = part == "start" and not before.start  # of a run of an earlier version
+            unknown = part == "start" and not before.start  # a run of an earlier version
             if getattr(before, part) != getattr(after, part) and not unknown:
                 yield Change(f"agent {name}: {what}", learns=True)
 
@@ -307,7 +309,7 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for: sets in order, arrays as lists, anything else by its type."""
+    """Values that JSON does not have: sets in order, arrays as lists, anything else by its type."""
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__

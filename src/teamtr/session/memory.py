@@ -1,7 +1,8 @@
-"""What a run will ask of its engine at most: lengths, episodes and messages, from the team file and the task.
+"""The largest demand of a run on its engine: lengths, episodes and messages, from the team file and the task.
 
-The engine says what that takes (``Engine.memory_plan``) and tries it once (``Engine.rehearse``), so that a run which
-does not fit says so in its first minute and not in its third hour. A run logs the peak of every stage beside the plan.
+The engine plans the memory for it (``Engine.memory_plan``) and tries the longest step once (``Engine.rehearse``), so
+that a run that does not fit fails in its first minute, not in its third hour. A run logs the peak of every stage next
+to the plan.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ PROBLEMS_LOOKED_AT = 256
 
 
 def plan_memory(session: Session) -> MemoryPlan:
-    """The plan of a built team."""
+    """The memory plan of a built team."""
     return session.engine.memory_plan(demand_of(session))
 
 
 def before_training(session: Session) -> dict[str, Any] | None:
-    """On a card, the plan beside what the longest step really took. None elsewhere. A run is refused whose servers and
-    learner do not fit beside each other: each would find room alone, and one would run out of it in the middle."""
+    """On a GPU, the plan next to what the longest step actually used; None elsewhere. Refuses a run whose vLLM servers
+    and learner do not fit together: each would fit alone, and one would run out of memory during the run."""
     engine = session.engine
     if all(engine.info(name).device.startswith("cpu") for name in engine.agents):
         return None
@@ -46,8 +47,8 @@ def before_training(session: Session) -> dict[str, Any] | None:
 
 
 def before_servers(session: Session) -> MemoryPlan | None:
-    """Before the first message is asked of servers, which starts them: the plan beside them, or a UserError where they
-    do not fit. None where no servers sample."""
+    """The memory plan with servers, computed before the first request starts them; raises a UserError if they do not
+    fit. None if no servers are used."""
     if session.team_file.sampling.engine != "vllm":
         return None
     plan = plan_memory(session)
@@ -56,13 +57,13 @@ def before_servers(session: Session) -> MemoryPlan | None:
 
 
 def require_room_for_servers(plan: MemoryPlan) -> None:
-    """Raises a UserError where servers of this run cannot start, or leave the learner too little."""
+    """Raises a UserError if servers of this run cannot start, or leave the learner too little memory."""
     if (why := crowded(plan)) is not None:
         raise UserError(why)
 
 
 def crowded(plan: MemoryPlan) -> str | None:
-    """What servers and learner lack, and what to do; None where both fit, and where there are no servers."""
+    """What servers and learner lack, and what to do; None if both fit, or if there are no servers."""
     remedies = "sampling.vllm.cards gives servers cards of their own, sampling.memory_gb less for keys and values"
     if plan.lacking:
         return f"{'; '.join(plan.lacking)}: {remedies}, sampling.precision smaller weights"
@@ -76,7 +77,7 @@ def crowded(plan: MemoryPlan) -> str | None:
 
 
 def rehearse(session: Session) -> dict[str, Any]:
-    """Take the longest step of every trainable agent that may need more than another, and undo it: the micro-batch
+    """Run and undo the longest step of every trainable agent that may need more than another. Returns the micro-batch
     that fits, and the peak."""
     found = session.engine.rehearse(demand_of(session))
     return {
@@ -87,13 +88,13 @@ def rehearse(session: Session) -> dict[str, Any]:
 
 
 def peak_gb(session: Session) -> float | None:
-    """The most that was in use since ``before_training``; None without a card."""
+    """Peak memory since ``before_training`` in GB; None without a GPU."""
     peak = session.engine.peak_bytes()
     return None if peak is None else peak / GB
 
 
 def demand_of(session: Session) -> Demand:
-    """The most that this session asks for at once."""
+    """The most that this session requests at once."""
     router, plan = session.context.router, session.plan
     episodes, tried = session.plan.problems * plan.group_size, _tried(session)
     return Demand(
@@ -108,7 +109,7 @@ def demand_of(session: Session) -> Demand:
 
 
 def _rows_at_once(session: Session) -> int:
-    """Most episodes that are played at once: a batch, the check before the run, or an evaluation during it."""
+    """Most episodes that are played at once: in a batch, in the check before the run, or in an evaluation during it."""
     most = max(session.plan.problems * session.plan.group_size, _tried(session))
     settings = session.team_file.eval
     if not settings.every:
@@ -123,8 +124,8 @@ def _tried(session: Session) -> int:
 
 
 def longest(session: Session) -> dict[str, Lengths]:
-    """Of every agent: its longest first prompt among some problems, and all that may have been said before it; of a
-    model that plays the other roles, as much as the longest of these."""
+    """For every agent, its longest first prompt among some problems, plus all that may have been said before it speaks.
+    A model that plays the other roles gets the longest of these prompts."""
     found, player = {}, _player(session)
     sizes = {agent.name: agent.max_tokens + WORDS_OF_A_LINE + result_tokens(session, agent) for agent in session.team}
     for name, opening in openings(session).items():
@@ -139,7 +140,7 @@ def longest(session: Session) -> dict[str, Lengths]:
 
 
 def result_tokens(session: Session, agent: Agent) -> int:
-    """Most tokens of the results that stand behind a message of this agent, at the rate of its tools' own schemas."""
+    """Most tokens of tool results after a message of this agent, at the token rate of its tools' own schemas."""
     problems = session.task.problems("train") or session.task.problems("test")
     tools = session.context.offered(agent, problems[0])
     if not tools:
@@ -151,8 +152,8 @@ def result_tokens(session: Session, agent: Agent) -> int:
 
 @dataclass(frozen=True)
 class Opening:
-    """What an agent reads before anybody has spoken, in tokens: its longest prompt, as much of it as all problems have
-    in common, and what an environment adds in every later round."""
+    """What an agent reads before anybody has spoken, in tokens: its longest prompt, the part that all problems have in
+    common, and what an environment adds in every later round."""
 
     prompt: int
     shared: int
@@ -160,13 +161,13 @@ class Opening:
 
 
 def openings(session: Session) -> dict[str, Opening]:
-    """Of every agent, by some of the task's problems."""
+    """The opening of every agent, from some of the task's problems."""
     problems = (session.task.problems("train") or session.task.problems("test"))[:PROBLEMS_LOOKED_AT]
     told, player, found = _told_first(session, problems), _player(session), {}
     for agent in session.team:
         first = alone = [_prompt(session, agent, problem, []) for problem in problems]
         reply = 0
-        if told:  # every later reply as long as the opening, and what a player may say
+        if told:  # later replies may be as long as the opening, plus what a player may say
             first = [_prompt(session, agent, *one) for one in zip(problems, told, strict=True)]
             reply = max(len(a) - len(b) for a, b in zip(first, alone, strict=True)) + WORDS_OF_A_LINE
             reply += 0 if player is None else player.max_tokens
@@ -180,7 +181,7 @@ def _prompt(session: Session, agent: Agent, problem: Problem, history: Sequence[
 
 
 def _told_first(session: Session, problems: Sequence[Problem]) -> list[tuple[Message, ...]]:
-    """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
+    """What an interactive task's environment says before anyone speaks; empty for other tasks."""
     environment = session.task.environment
     if environment is None:
         return []

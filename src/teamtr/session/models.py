@@ -1,6 +1,7 @@
-"""From a team file to models: loads them, puts adapters on, finds their device and precision, makes the engine.
+"""Builds models from a team file: loads them, adds adapters, chooses device and precision, and creates the engine.
 
-The only module that knows engines; everything else speaks to them through ``ports``.
+Everything else in ``session`` uses engines through ``ports``, except for the construction of engines in ``cluster`` and
+``vllm``.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ from teamtr.types import PLAYER, Ids
 log = logging.getLogger(__name__)
 
 OBJECT = "object:"
-"""How the source of a model begins that a Python program gave as an object; then comes a hash of its weights."""
+"""Prefix of the source of a model that a Python program passed as an object; a hash of its weights follows."""
 MOST_IMITATED = 1_000_000
-"""Parameters of a model that may be scored in an imitated bfloat16, which was 230 times slower than float32 where it
-was measured: of more than built-in models, noise floors alone take hours."""
+"""Most parameters of a model that may be scored in emulated bfloat16, which was 230 times slower than float32 where it
+was measured: for models larger than the built-in ones, noise floors alone take hours."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """A team's engine, and the codec that each of its models speaks through."""
+    """A team's engine, and the codec of each of its models."""
 
     engine: Engine
     codecs: Mapping[str, ChatCodec]
@@ -75,7 +76,7 @@ Loader = Callable[[str], tuple[Any, Any]]
 
 
 class EngineMaker(Protocol):
-    """Makes the engine of a team. Another than ``local_engine`` may put the models elsewhere."""
+    """Creates the engine of a team. Implementations other than ``local_engine`` may place the models elsewhere."""
 
     def __call__(
         self, team_file: TeamFile, task: Task, plan: Plan, player: PlayerConfig | None, *, taught: bool
@@ -93,11 +94,11 @@ def local_engine(
     shards: Shards | None = None,
     held: Collection[str] | None = None,
 ) -> Models:
-    """Every model that speaks in the team, in this process. ``load`` gives (model, tokenizer) of a source of its own.
-    ``shards``: those that this process computes; by default all. ``held``: the models that are made, by agent, as they
-    are where all are made; by default all.
+    """The engine with every model of the team in this process.
 
-    ``taught=False``: built-in models are not taught the form of messages; see ``build``.
+    ``load`` returns (model, tokenizer) for a source of its own. ``shards``: those that this process computes; by
+    default all. ``held``: the agents whose models are created, with the same weights as if all were; by default all.
+    ``taught=False``: built-in models are not trained on the form of messages; see ``build``.
     """
     _use_few_threads(team_file)
     _keep_kernels(team_file)
@@ -134,12 +135,12 @@ def local_engine(
         making = Making(team_file, task, pool, load)
         models[PLAYER] = _transformer_models(making, [alone], ["player"])["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
-    parts = team_file.cluster.parts if shards is None else 1  # one of several is given its rows in parts
+    parts = team_file.cluster.parts if shards is None else 1  # one of several processes receives its rows already split
     return Models(LocalEngine(learners, parts), {name: model.codec for name, model in models.items()})
 
 
 def make_player(settings: PlayerConfig, engine: Engine, codecs: Mapping[str, ChatCodec]) -> Player:
-    """Who plays the other roles: a model at an endpoint, an agent of this team, or a model of its own."""
+    """The player of the other roles: a model at an endpoint, an agent of this team, or its own model."""
     if settings.base_url is not None:
         return EndpointPlayer(
             settings.base_url,
@@ -153,7 +154,7 @@ def make_player(settings: PlayerConfig, engine: Engine, codecs: Mapping[str, Cha
 
 
 def distiller(new: Engine, old: Engine, agent: str) -> Distiller:
-    """A learner of the new agent that follows the old one; both must be in this process."""
+    """A learner that distills the old agent into the new one; both must be in this process."""
     learner, teacher = new.learner(agent), old.learner(agent)
     if not isinstance(learner, PolicyLearner) or not isinstance(teacher, PolicyLearner):
         raise UserError("a swap needs both models in this process: run it with the local engine")
@@ -161,7 +162,7 @@ def distiller(new: Engine, old: Engine, agent: str) -> Distiller:
 
 
 def codecs_of(team_file: TeamFile, player: PlayerConfig | None = None) -> dict[str, ChatCodec]:
-    """The codec of everyone who speaks, for an engine whose models live elsewhere; agents of one model share theirs."""
+    """The codec of every speaker, for an engine whose models are elsewhere. Agents of one model share a codec."""
     agents = team_file.team.agents
     by_source = {agent.source: _codec(team_file, load_tokenizer(*agent.source)) for agent in agents}
     codecs = {agent.name: by_source[agent.source] for agent in agents}
@@ -171,9 +172,9 @@ def codecs_of(team_file: TeamFile, player: PlayerConfig | None = None) -> dict[s
 
 
 def base_model(team_file: TeamFile, task: Task, agent: AgentConfig, load: Loader | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer) that this agent started from: what its adapter stands on.
+    """The (model, tokenizer) that this agent started from, without its adapter.
 
-    The built-in model is nowhere on disk: it is made again, from the same seed and examples.
+    The built-in model is not on disk: it is created again from the same seed and examples.
     """
     if agent.model.startswith(OBJECT):
         if load is None:
@@ -185,7 +186,7 @@ def base_model(team_file: TeamFile, task: Task, agent: AgentConfig, load: Loader
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write both as transformers reads them, in the precision that the model's file has. What refuses to write is an
+    """Write both in the format of transformers, in the precision of the model's file. Failures to write raise
     OSError."""
     with raising_os_errors():
         as_in_file(model).save_pretrained(folder)
@@ -193,7 +194,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def copy_checkpoint(stored: Path, folder: Path, without: Collection[str]) -> None:
-    """What a checkpoint holds of an agent, but for these files; weights in the precision that the model's file has."""
+    """Copy an agent's checkpoint except for these files; weights are written in the precision of the model's file."""
     for file in stored.iterdir():
         if file.name not in without:
             shutil.copy2(file, folder / file.name)
@@ -203,12 +204,13 @@ def copy_checkpoint(stored: Path, folder: Path, without: Collection[str]) -> Non
 
 
 def weights_hash(model: Any) -> str:
-    """A name for the weights of a transformers model."""
+    """A hash of the weights of a transformers model."""
     return hash_tensors(dict(model.named_parameters()))
 
 
 def require_source(source: str, revision: str | None = None) -> None:
-    """Raises a UserError for what can be known to be no model without loading it: its files, or the hub's answer."""
+    """Raises a UserError if the source is not a model, as far as its files or the hub's answer show without loading
+    it."""
     if source not in BUILT_IN_MODELS:
         pretrained.require_source(source, revision)
 
@@ -227,27 +229,29 @@ def device_of(team_file: TeamFile) -> torch.device:
 
 
 def share_cards(processes: int) -> None:
-    """This process is one of so many that use the cards at once, and takes its part of their memory only."""
+    """Limit this process to its part of the cards' memory, as one of so many that use the cards at once."""
     card.take_share(processes)
 
 
 def _without_teaching(team_file: TeamFile) -> TeamFile:
-    """As it is where adapters rest on the built-in model: a commit holds them and not their base."""
+    """The team file without training built-in models on the form of messages. Unchanged if adapters are on the built-in
+    model: a commit holds them but not their base."""
     if any(agent.model == "tiny" and agent.train == "lora" for agent in team_file.team.agents):
         return team_file
     return team_file.model_copy(update={"tiny": team_file.tiny.model_copy(update={"warmup_steps": 0})})
 
 
 def _use_few_threads(team_file: TeamFile) -> None:
-    """One, for built-in models: their matrices are too small to share, and two threads on a busy machine wait for each
-    other most of the time. What the environment asks for stands."""
+    """Use one thread for built-in models: their matrices are too small to split, and two threads on a busy machine wait
+    for each other most of the time. A number set in the environment takes precedence."""
     built_in = all(agent.model in BUILT_IN_MODELS for agent in team_file.team.agents)
     if built_in and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
 def _keep_kernels(team_file: TeamFile) -> None:
-    """On a GPU the first sample waits for kernels to be compiled; the next run reads them."""
+    """On a GPU, keep compiled kernels on disk: the first sample waits for their compilation, and the next run reads
+    them."""
     if device_of(team_file).type == "cuda":
         keep_kernels()
 
@@ -263,9 +267,9 @@ class AgentModel:
 
 @dataclass(frozen=True)
 class Making:
-    """What models are made of: ``pool``, where they sample (None: the plain path); ``load``, as for ``local_engine``;
-    ``layers``, over whom their layers are spread (None: this process holds all of them); ``begins``: adapters start
-    where ``lora.start`` says, and no commit is loaded over them."""
+    """What models are created from. ``pool``: where they sample (None: the plain path). ``load``: as for
+    ``local_engine``. ``layers``: over which processes their layers are sharded (None: this process holds all of them).
+    ``begins``: adapters start from ``lora.start``, and no commit is loaded over them."""
 
     team_file: TeamFile
     task: Task
@@ -276,8 +280,7 @@ class Making:
 
 
 def _agent_models(making: Making, held: Collection[str]) -> dict[str, AgentModel]:
-    """One model per agent that is held. Agents that name the same model share its codec, and its base when they train
-    LoRA."""
+    """One model per held agent. Agents with the same model share its codec, and its base if they train LoRA."""
     by_source: dict[tuple[str, str | None], list[AgentConfig]] = {}
     for agent in making.team_file.team.agents:
         by_source.setdefault(agent.source, []).append(agent)
@@ -322,13 +325,13 @@ def _tabular_models(team_file: TeamFile, task: Task, agents: Sequence[AgentConfi
 
 
 def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
-    """Where the team's transformers sample; None for the plain path."""
+    """The sampler pool of the team's transformers; None for the plain path."""
     settings, device = team_file.sampling, device_of(team_file)
     on_gpu = device.type == "cuda"
     if settings.engine in ("plain", "vllm") or (settings.engine == "auto" and not (on_gpu and has_kernels())):
         return None
-    # float16 is as fast as bfloat16 and eight times closer to what the learner computes (docs/performance.md); models
-    # that overflow it exist.
+    # float16 is as fast as bfloat16 and eight times closer to what the learner computes (docs/performance.md), but some
+    # models overflow it.
     by_device = ("fp16", "bf16") if on_gpu else ("fp32", None)
     precision, fallback = by_device if settings.precision == "auto" else (settings.precision, None)
     return SamplerPool(
@@ -345,13 +348,14 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
 def _transformer_models(
     making: Making, agents: Sequence[AgentConfig], taught: Sequence[str]
 ) -> Mapping[str, AgentModel]:
-    """One model for each agent, all of one source. ``taught``: whose messages the built-in model is taught the form of,
-    which may be more agents than are held."""
+    """One model for each agent, all of one source. ``taught``: the agents whose message form the built-in model is
+    trained on, which may be more than are held."""
     quieten()
     team_file, source, device = making.team_file, agents[0].model, device_of(making.team_file)
     card.use(device)
     base = team_file.learner.base
-    # A base that is kept short is made short in main memory: a card that has room for it may have none for float32.
+    # A base in a shorter precision is converted in main memory: a card with room for the result may have none for
+    # float32.
     first = device if base == "fp32" else torch.device("cpu")
     loaded = _loaded(making, agents[0], taught, first)
     model, tokenizer = loaded.model, loaded.tokenizer
@@ -371,8 +375,8 @@ def _transformer_models(
             own, tokenizer, temperature=temperature, precision=precision, serving=making.pool
         )
     if adapted:
-        slots = slots_of(model)  # before names change
-        # Adapters get names of our own: an agent may be called like a module of the model.
+        slots = slots_of(model)  # before adapters change the names
+        # Adapters get our own names, since an agent may have the name of a module of the model.
         adapters = {f"agent{k}": name for k, name in enumerate(adapted)}
         shared = share_base(
             model,
@@ -380,7 +384,7 @@ def _transformer_models(
             seed=seed_of(team_file.seed, "adapters", source),
         )
         _put(shared, slots, loaded, making.layers, first)
-        # In 8 bits it is another model; half precision is fitted to a machine, and runs go on in another.
+        # An int8 base is a different model. Half precision only fits it to a machine, and runs resume on others.
         frozen = {name: slot.tensor for name, slot in slots.items() if slot.is_parameter}
         base_version = hash_tensors(frozen, salt=base if base == "int8" else "")
         fused = fuse_lora(shared)
@@ -414,7 +418,7 @@ def _transformer_models(
 
 @dataclass(frozen=True)
 class _Loaded:
-    """``unloaded``: what the model is, where its weights are still to be read."""
+    """``unloaded``: the outline of the model, if its weights are still to be read."""
 
     model: Any
     tokenizer: Any
@@ -422,8 +426,8 @@ class _Loaded:
 
 
 def _loaded(making: Making, agent: AgentConfig, taught: Sequence[str], device: torch.device) -> _Loaded:
-    """The model that an agent names; in parts with the weights left in their files where they can be. Others are in
-    main memory as a whole before each worker keeps its part."""
+    """The model that an agent names; for a sharded one, the weights are left in their files if possible. Otherwise the
+    whole model is in main memory before each worker keeps its part."""
     if agent.model == "tiny":
         return _Loaded(*_warm_tiny(making.team_file, making.task, taught))
     if making.load is not None and agent.model.startswith(OBJECT):
@@ -441,7 +445,7 @@ def _loaded(making: Making, agent: AgentConfig, taught: Sequence[str], device: t
 
 
 def _given(load: Loader, source: str) -> tuple[Any, Any]:
-    """What a Python program gave, in float32 as folders are loaded."""
+    """The model from a Python program, in float32 like models loaded from folders."""
     model, tokenizer = load(source)
     return in_float32(model).eval(), tokenizer
 
@@ -449,7 +453,7 @@ def _given(load: Loader, source: str) -> tuple[Any, Any]:
 def _put(
     model: Any, slots: Mapping[str, Slot], loaded: _Loaded, layers: LayerSpread | None, device: torch.device
 ) -> None:
-    """Onto the device, with all its weights or this process' part of them."""
+    """Move the model to the device, with all its weights or this process's part of them."""
     if layers is None:
         model.to(device)
         return
@@ -460,7 +464,7 @@ def _put(
 
 
 def _precision(team_file: TeamFile, device: torch.device) -> Precision:
-    """``auto``: float32 on a CPU; on a GPU ``checks.measure_floors`` goes on from the cheapest."""
+    """``auto``: float32 on a CPU; on a GPU the cheapest precision, from which ``checks.measure_floors`` continues."""
     asked = team_file.learner.precision
     if asked != "auto":
         return asked
@@ -468,7 +472,8 @@ def _precision(team_file: TeamFile, device: torch.device) -> Precision:
 
 
 def _require_arithmetic(source: str, model: Any, precision: str, device: torch.device) -> None:
-    """Refuse to score a large model in a bfloat16 that this CPU only imitates: float32 is both faster and finer."""
+    """Refuse to score a large model in a bfloat16 that this CPU only emulates: float32 is both faster and more
+    accurate."""
     size = sum(parameter.numel() for parameter in model.parameters())
     if precision == "bf16" and device.type == "cpu" and size > MOST_IMITATED and not has_bf16():
         raise UserError(
@@ -478,12 +483,12 @@ def _require_arithmetic(source: str, model: Any, precision: str, device: torch.d
 
 
 def has_bf16() -> bool:
-    """Whether this CPU computes in bfloat16 itself."""
+    """Whether this CPU computes in bfloat16 natively."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[Any, Any]:
-    """The built-in model, taught the form of this task's messages when the task has examples of it."""
+    """The built-in model, trained on the form of this task's messages if the task has examples of it."""
     tiny = team_file.tiny
     model, tokenizer = tiny_model(
         TinyShape(tiny.layers, tiny.width, tiny.heads), seed=seed_of(team_file.seed, "tiny") % 2**31
@@ -492,7 +497,7 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
     if not told:
         return model, tokenizer
     codec = _codec(team_file, tokenizer)
-    message = cache(codec.encode_message)  # an untrained model is taught few different ones
+    message = cache(codec.encode_message)  # the examples contain few different messages
     of_agent = {a.name: a for a in team_file.team.agents}
     examples: list[tuple[Ids, Ids]] = []
     for agent, problem, history, text in told:

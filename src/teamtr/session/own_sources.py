@@ -1,5 +1,5 @@
-"""Hashes of a person's own code: a Python file with the files beside it that it imports, or a function or an object
-that a Python program gave."""
+"""Hashes of user code: a Python file with the files next to it that it imports, or a function or object from a Python
+program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def file_digest(file: Path) -> str:
-    """Of the bytes of a file; says so where it cannot be read."""
+    """Hash of a file's bytes; a message if it cannot be read."""
     try:
         with open(file, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -25,7 +25,7 @@ def file_digest(file: Path) -> str:
 
 
 def program_digest(file: Path) -> str:
-    """Of a Python file and of every file of its folder that it imports, directly or through another."""
+    """Hash of a Python file and of every file in its folder that it imports, directly or indirectly."""
     digest = hashlib.sha256()
     for path in sorted(_imported(file.resolve())):
         digest.update(f"{path.relative_to(file.resolve().parent)} {file_digest(path)}\n".encode())
@@ -33,8 +33,8 @@ def program_digest(file: Path) -> str:
 
 
 def object_digest(thing: Any) -> str:
-    """Of the code of a function, a class or an object, of the plain values that it uses, and of the functions and
-    classes of its own module that it calls. What it is made of in other modules is not looked at."""
+    """Hash of the code of a function, class or object, of the plain values that it uses, and of the functions and
+    classes of its own module that it calls. Code in other modules is not included."""
     digest = hashlib.sha256()
     for part in _parts(thing, _home(thing), set()):
         digest.update(part.encode("utf-8", "surrogatepass"))
@@ -59,10 +59,10 @@ def _imported(file: Path) -> set[Path]:
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """The modules that a file names in its imports, with what it takes from them, which may be modules too."""
+    """The modules that a file imports, and the names imported from them, which may be modules too."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # its own bytes are hashed all the same
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # its own bytes are hashed anyway
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def _home(thing: Any) -> str:
 
 
 def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
-    """Texts that say what a thing does: sources, code where there is no source, and values."""
+    """Texts that describe what an object does: sources, bytecode where there is no source, and values."""
     if isinstance(thing, _PLAIN):
         yield f"{type(thing).__name__} {thing!r}"
         return
@@ -140,7 +140,7 @@ def _class(made: type, home: str, seen: set[int]) -> Iterator[str]:
 
 
 def _source(function: types.FunctionType) -> str | None:
-    """Its text, without the indentation that it happens to have; None where nobody kept it."""
+    """The function's source without common indentation; None if it is not available."""
     try:
         return inspect.cleandoc(inspect.getsource(function))
     except (OSError, TypeError, SyntaxError, IndentationError):

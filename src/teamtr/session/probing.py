@@ -1,7 +1,7 @@
-"""Probes of a stage: what stale rollouts would have said of its updates, and which tokens they moved.
+"""Probes of a stage: how stale rollouts would have judged its updates, and which tokens the updates moved.
 
-Nothing that is learned changes by them. A stage that is probed keeps the batch that its team played at its start, of
-which no update learns; later updates are compared on it with rollouts of the team as it is.
+Probes do not affect training. A probed stage keeps the batch sampled at its start, on which no update trains. Each
+later update is measured on that batch and on rollouts of the team right before it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 
 @dataclass(frozen=True)
 class Probed:
-    """What is logged of an update, and how far the team has moved from each episode that the stage began with."""
+    """What is logged about an update, and how far the team has moved on each episode of the batch from the stage's
+    start."""
 
     record: dict[str, Any]
     carried: list[float]
 
 
 class StageProbes:
-    """Of one stage of a run; what they spend is booked."""
+    """The probes of one stage of a run; their cost is added to the account."""
 
     def __init__(self, session: Session, run: RunFolder, account: Account, stage: int) -> None:
         self._session, self._account, self._stage = session, account, stage
@@ -43,7 +44,8 @@ class StageProbes:
         self._run = run
 
     def are_due(self, done: int) -> bool:
-        """Whether this stage is probed: it is due, and was when it began, ``done`` updates ago."""
+        """Whether this stage is probed: ``diagnostics.every`` selects it, and it was probed when it began, ``done``
+        updates ago."""
         every = self._session.team_file.diagnostics.every
         return every > 0 and self._stage % every == 0 and (done == 0 or self._path.exists())
 
@@ -54,7 +56,7 @@ class StageProbes:
         self._path.unlink(missing_ok=True)
 
     def play(self, team: Team, name: str) -> RolloutBatch:
-        """The stage's problems, played by this team."""
+        """Sample the stage's problems with this team."""
         found = StageRollouts(self._session, self._stage).for_probes(team, name)
         self._account.probed(found.ledger)
         return found.batch
@@ -68,8 +70,8 @@ class StageProbes:
         fresh: RolloutBatch | None,
         carried: Sequence[float] | None,
     ) -> Probed:
-        """Of the update that this agent has just made. ``fresh`` was played right before it, unless it was the stage's
-        first; ``carried`` is how far those before it moved the team."""
+        """Probe the update that this agent has just made. ``fresh`` was sampled right before it, unless it was the
+        stage's first; ``carried`` is how far the updates before it moved the team."""
         started, learner = time.perf_counter(), self._session.engine.learner(agent)
         spent, after = dict(learner.tokens), learner.snapshot()
         stale = read_episodes(self._path)

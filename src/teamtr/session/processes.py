@@ -1,4 +1,4 @@
-"""Pieces of work beside each other: each is done in one of several processes, with one thread."""
+"""Parallel work in several processes, each with one thread."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PATIENCE_S = 10.0
-"""How long a process that was asked to end may take before it is killed."""
+"""How many seconds a process may take to end before it is killed."""
 
 
 @dataclass(frozen=True)
 class Died:
-    """In the place of a result: the process that worked at it ended by itself."""
+    """In place of a result: the process that computed it ended by itself."""
 
     exit_code: int | None
 
@@ -43,12 +43,12 @@ def beside(
     bear_deaths: bool = False,
     anew: bool = False,
 ) -> Iterator[tuple[Item, Result | Died]]:
-    """What ``work`` makes of each item, as they are finished; they are begun in order.
+    """Yield the result of ``work`` for each item, in order of completion; items are started in order.
 
-    ``work`` is a function of a module, and items and results can be pickled. What it raises is raised here, and so is
-    the death of a process, unless deaths are borne: then another process takes its place. With ``anew`` every item has
-    a process of its own, which gives back the memory of a card when it ends. However the iteration ends, by Ctrl-C too,
-    the processes end with it.
+    ``work`` must be a function of a module, and items and results must be picklable. Exceptions of ``work`` are raised
+    here, and so is the death of a process, unless ``bear_deaths``: then another process takes its place. With ``anew``,
+    every item has its own process, which frees GPU memory when it ends. However the iteration ends, also by Ctrl-C, the
+    processes end with it.
     """
     waiting = deque(items)
     crew = [_Worker(work) for _ in range(min(workers, len(items)))]
@@ -98,7 +98,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         self.process.start()
-        theirs.close()  # else the death of the process is not seen here
+        theirs.close()  # otherwise the death of the process is not noticed here
 
     def answer(self) -> Any:
         try:
@@ -113,7 +113,7 @@ class _Worker:
         raise RuntimeError(f"in a worker process:\n{answer.message}")
 
     def end(self) -> None:
-        self.pipe.close()  # who waits for an item ends by that
+        self.pipe.close()  # a process that waits for an item ends by that
         self.process.join(PATIENCE_S)
         if self.process.is_alive():
             self.process.kill()
@@ -122,14 +122,14 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a piece of work raised: the message of an error that we know, the traceback of any other."""
+    """An exception of the work: its message if it is a known error, otherwise its traceback."""
 
     message: str
     foreseen: bool
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Answer every item until there is nobody to answer."""
+    """Process items until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the parent decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary folders are removed
     os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that the work imports, and for its own processes

@@ -1,4 +1,4 @@
-"""A run on disk: what it was asked and how far it is, before anything is built of it; and whether it may go on."""
+"""A run on disk, before anything is built: its settings and progress, and whether it can be resumed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ ON_A_MACHINE = (
     "trackers",
     "tracking",
 )
-"""Settings that fit a run to a machine and change nothing that it finds, but for rounding; of a list, all it holds."""
+"""Settings that fit a run to a machine and do not change its results, except for rounding. A section or a list stands
+for all that it holds."""
 MAY_CHANGE = (
     *ON_A_MACHINE,
     "task.grade_early",
@@ -51,12 +52,12 @@ MAY_CHANGE = (
     "eval.patience",
     "diagnostics.every",
 )
-"""Settings that a resumed run may change without becoming another run. Where its data, code and models lie may change
-too: by their hashes they must be the same."""
+"""Settings that a resumed run may change and still be the same run. Paths of data, code and models may change too, as
+long as their hashes are the same."""
 
 
 SWAP_REQUEST = Path("swap", "request.json")
-"""Where a swap writes down what was asked; ``team.yaml`` comes last, and until then no run is there to go on with."""
+"""Where a swap stores its request. ``team.yaml`` is written last; until then, there is no run to resume."""
 
 
 class OtherRun(StoreError):
@@ -67,8 +68,8 @@ class OtherRun(StoreError):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run on disk: its settings and its last commit, before anything is built of them. As long as it is there, the
-    commit stays, whatever a run that goes on beside it prunes."""
+    """A run on disk: its settings and its last commit, before anything is built from them. As long as this object
+    exists, the commit is kept, even if a concurrent run prunes checkpoints."""
 
     folder: RunFolder
     team_file: TeamFile
@@ -76,8 +77,8 @@ class StoredRun:
 
     @classmethod
     def read(cls, folder: Path | str, checkpoint: int | Literal["best"] | None = None) -> StoredRun:
-        """Without taking the run's lock: the latest checkpoint, the best by held-out success, or that after so many
-        updates. Raises NotARun where there is nothing to go on from."""
+        """Read a run without taking its lock: at the latest checkpoint, the best by held-out success, or the one after
+        so many updates. Raises NotARun if there is nothing to resume from."""
         run = RunFolder.read(folder)
         if not run.team_file.is_file():
             raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
@@ -92,11 +93,11 @@ class StoredRun:
         return cls(run, team_file, commit)
 
     def changed(self, changes: Sequence[str]) -> StoredRun:
-        """The same team on the task that the changes write, on another device, or with its models where they are."""
+        """The same team on the task that the changes define, on another device, or with its models in other places."""
         return replace(self, team_file=changed_for_evaluation(self.team_file, changes, str(self.folder.team_file)))
 
     def build(self, parts: Parts = AS_WRITTEN) -> tuple[Session, Team]:
-        """The team of the commit. Raises OtherInputs when its models are not those that were trained."""
+        """Build the team of the commit. Raises OtherInputs if its models are not those that were trained."""
         require_places(self.folder.path, self.team_file)
         session = build(self.team_file, taught=False, parts=parts)
         if (then := self.commit.progress.get("inputs")) is not None:
@@ -105,12 +106,12 @@ class StoredRun:
 
 
 def stored_team_file(run: RunFolder) -> TeamFile:
-    """What the run was asked, with its paths as they are where the folder is now."""
+    """The settings of the run, with paths relative to where the folder is now."""
     return loads_stored(run.team_text(), str(run.team_file), run.path)
 
 
 def _best(run: RunFolder, latest: Commit) -> int:
-    """How many updates the checkpoint with the highest held-out success has."""
+    """The number of updates of the checkpoint with the highest held-out success."""
     history = History(run.log.records())
     if (state := latest.progress.get("history")) is not None:
         history.take_state(state, None)
@@ -124,8 +125,9 @@ def _best(run: RunFolder, latest: Commit) -> int:
 
 
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
-    """Take the folder for this team file: nothing is in it yet, or a run of the same, which asks for no less than was
-    done and whose data, code and models are there. Changes no run that is there; ``keep`` writes the file down."""
+    """Claim the folder for this team file. It must hold no run that has begun, or one of the same team file that has
+    not done more than is requested and whose data, code and models exist. An existing run is not changed; ``keep``
+    stores the file."""
     if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
         raise OtherRun(
             f"{run.path} holds an unfinished swap: the same `teamtr swap` command resumes it; choose another "
@@ -136,7 +138,7 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
             f"{run.path} has a log and no checkpoint: its commits are gone, and a new run would erase the log. Restore "
             f"{run.checkpoints.folder} from a copy, or choose another folder"
         )
-    if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
+    if run.team_file.exists() and commit is not None:  # a run without a checkpoint does not bind
         try:
             stored = stored_team_file(run)
         except ConfigError as error:
@@ -156,10 +158,10 @@ def keep(run: RunFolder, team_file: TeamFile) -> None:
 
 
 def require_places(folder: Path, team_file: TeamFile) -> None:
-    """Raises a UserError that names every file and folder of a run which is not there, and how to say where it is."""
+    """Raises a UserError that names every missing file and folder of a run, and how to give its new place."""
     gone = {key: named for key, named in places(team_file).items() if not _path_in(named).exists()}
-    gone.pop("warmup.path", None)  # a run begins once
-    if not team_file.plan.plan().objective.has_reference:  # what adapters started from is over, but for a KL to it
+    gone.pop("warmup.path", None)  # only used when a run begins
+    if not team_file.plan.plan().objective.has_reference:  # the initial adapters are used only for a reference KL
         gone = {key: named for key, named in gone.items() if not key.endswith("lora.start")}
     if gone:
         missing = [f"{key} ({_path_in(named)})" for key, named in gone.items()]
@@ -173,7 +175,7 @@ def require_places(folder: Path, team_file: TeamFile) -> None:
 
 def places(team_file: TeamFile) -> dict[str, str]:
     """The files and folders that a team file names, by dotted key; what several keys name, by the shortest of them.
-    Those of servers that sample are the machine's."""
+    Paths of sampling servers are left out: they belong to the machine."""
     named = dict(_leaves(team_file.model_dump()))
     found: dict[str, str] = {}
     keys = _differences(team_file.model_dump(), team_file.without_places().model_dump())
@@ -184,21 +186,21 @@ def places(team_file: TeamFile) -> dict[str, str]:
 
 
 def _path_in(named: str) -> Path:
-    """The file of python:FILE:NAME; any other path as it is."""
+    """The file of python:FILE:NAME; any other path unchanged."""
     return Path(named.removeprefix(PREFIX).rpartition(":")[0] if named.startswith(PREFIX) else named)
 
 
 def differences(stored: TeamFile, team_file: TeamFile, free: Sequence[str]) -> list[str]:
-    """Where the two differ, as dotted keys, but for the settings that are free."""
+    """The dotted keys in which the two differ, except for the settings that are free."""
     changed = _differences(stored.model_dump(), team_file.model_dump())
-    if "int8" in (stored.learner.base, team_file.learner.base):  # rounded so far, a base is another model
+    if "int8" in (stored.learner.base, team_file.learner.base):  # an int8 base is a different model
         free = [key for key in free if key != "learner.base"]
     return [key for key in changed if not any(f"{key}.".startswith(f"{other}.") for other in free)]
 
 
 def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
-    """Refuse a team file that is another than the one stored in the folder, but for what may change. Where data, code
-    and models lie may change too: they are compared by their hashes."""
+    """Refuse a team file that differs from the one stored in the folder, except in what may change. Paths of data, code
+    and models may change too: they are compared by hash."""
     other = differences(stored.without_places(), team_file.without_places(), (*MAY_CHANGE, *_moved(stored, team_file)))
     if other:
         raise OtherRun(
@@ -210,7 +212,7 @@ def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
 
 
 def _moved(stored: TeamFile, team_file: TeamFile) -> list[str]:
-    """Keys that name something by a name in one of the two, such as a hub id, and by a path in the other."""
+    """Keys that name something by a name, such as a hub id, in one of the two, and by a path in the other."""
     then, now = (dict(_leaves(each.without_places().model_dump())) for each in (stored, team_file))
     found = []
     for key in then.keys() & now.keys():
@@ -224,7 +226,7 @@ def _moved(stored: TeamFile, team_file: TeamFile) -> list[str]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping and no list, by the dotted key that ``_differences`` gives it."""
+    """Every value that is not a mapping or list, by the dotted key that ``_differences`` gives it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
@@ -237,7 +239,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None:
-    """A plan cannot end before what is done: its last evaluation would be of a team that is further on."""
+    """A plan cannot end before what is done: its last evaluation would be of a later team."""
     stage, updated = int(commit.progress["stage"]), int(commit.progress["done"])
     begun = stage + (updated > 0)
     written, stages = team_file.plan.stages, team_file.sized_plan().stages

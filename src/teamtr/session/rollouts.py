@@ -1,6 +1,6 @@
-"""Where a stage's rollouts come from: all new, old ones redrawn in part, or of the last stage what may serve once more.
+"""The rollouts of a stage: newly sampled, partly redrawn, or reused from the last stage.
 
-Every random number is named by (seed, purpose, stage, step), so that a stage that is begun again has the same rollouts.
+Every random number is named by (seed, purpose, stage, step), so that a stage that is restarted has the same rollouts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from teamtr.types import Problem
 
 @dataclass(frozen=True)
 class Gathered:
-    """A batch, what it took, and what there is to tell of it: of dynamic sampling, or of redrawing in part."""
+    """A batch, its cost, and what to log about dynamic sampling or about redrawing in part."""
 
     batch: RolloutBatch
     ledger: Ledger
@@ -37,7 +37,7 @@ Sample = Callable[[Team, int, RolloutBatch | None], Gathered]
 
 
 class Ahead:
-    """Samples a stage's batches, and one of them before it is asked for, where somebody knows that it will be."""
+    """Samples a stage's batches, one of them early if the caller is certain that it will be needed."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
@@ -45,8 +45,8 @@ class Ahead:
         self._early: Future[Gathered] = Future()
 
     def sample_early(self, team: Team, step: int) -> None:
-        """All new, before this step. What goes wrong is raised when the batch is asked for, as if it were sampled then;
-        an interrupt at once."""
+        """Sample a new batch before it is needed by this step. Exceptions are raised when the batch is requested, as if
+        it were sampled then; interrupts at once."""
         self._of, self._early = (team.version, step), Future()
         try:
             self._early.set_result(self._sample(team, step, None))
@@ -63,7 +63,7 @@ class Ahead:
 
 
 class StageRollouts:
-    """Rollouts of one stage's problems, by a team as it is when they are asked for."""
+    """Rollouts of one stage's problems, played by the team that is passed."""
 
     def __init__(self, session: Session, stage: int) -> None:
         self.session = session
@@ -72,7 +72,8 @@ class StageRollouts:
         self.problems, self._others = self._draw()
 
     def _draw(self) -> tuple[list[Problem], list[Problem]]:
-        """The stage's problems, without replacement as far as the split goes, and all others in random order."""
+        """The stage's problems, drawn without replacement as far as the split allows, and all others in random
+        order."""
         count, problems = self.session.plan.problems, self.session.task.problems("train")
         rng = generator(self.seed, "problems", self.stage, 0)
         repeats = -(-count // len(problems))
@@ -81,11 +82,12 @@ class StageRollouts:
         return drawn[:count], drawn[count : len(problems)]
 
     def gather(self, team: Team, step: int, worn: RolloutBatch | None) -> Gathered:
-        """Before this step: all new, or as much of a worn batch kept as the team might have said itself."""
+        """The batch for this step: newly sampled, or redrawn from a ``worn`` batch, keeping what the team might have
+        said itself."""
         return self._credited(team, self._sample(team, step) if worn is None else self._redraw(team, step, worn))
 
     def _credited(self, team: Team, found: Gathered) -> Gathered:
-        """With what the plan must know to credit each agent."""
+        """Add what the plan needs to credit each agent."""
         context, plan = self.session.context, self.session.plan
         return replace(found, batch=with_counterfactuals(context, team, found.batch, plan, found.ledger))
 
@@ -123,13 +125,14 @@ class StageRollouts:
         return Gathered(found.batch, ledger, partly=PartlyRedrawn(found.kept, bias))
 
     def for_probes(self, team: Team, name: str) -> Gathered:
-        """For probes alone: no update learns from them."""
+        """Sample rollouts for probes only: no update trains on them."""
         ledger, seed = Ledger(), seed_of(self.seed, "probe rollout", self.stage, name)
         batch = play(self.session.context, team, self.problems, self.session.plan.group_size, seed=seed, ledger=ledger)
         return self._credited(team, Gathered(batch, ledger))
 
     def drawn_again(self, last: RolloutBatch | None) -> tuple[RolloutBatch | None, Sequence[int]]:
-        """Of the last stage's batch the episodes that this one learns from once more, and which problems they are."""
+        """The episodes of the last stage's batch on which this stage trains once more, and the numbers of their
+        problems."""
         resample = self.session.plan.resample
         if not resample.across_stages or last is None or last.carried is None:
             return None, ()

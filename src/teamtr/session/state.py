@@ -1,4 +1,5 @@
-"""What a commit holds besides weights and optimizer moments: where the run stands and how its agents are steered."""
+"""The state of a run that a commit holds besides weights and optimizer moments: its position and its agents'
+controllers."""
 
 from __future__ import annotations
 
@@ -18,25 +19,25 @@ from teamtr.types import AgentState
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: ``done`` updates of ``stage`` are committed, ``number`` in all."""
+    """The position of a run: ``done`` updates of ``stage`` are committed, ``number`` in all."""
 
     number: int = 0
     stage: int = 0
     done: int = 0
     batch: str | None = None
     reused: Mapping[str, Any] | None = None
-    """What has happened to the team since it wrote that batch: ``Carried``, and whether the batch was redrawn."""
+    """How far the team has moved since it wrote that batch (``Carried``), and whether the batch was redrawn."""
     past: Mapping[str, Any] | None = None
-    """The file of the last stage's batch, and which of its problems this stage learns from once more."""
+    """The file of the last stage's batch, and which of its problems this stage trains on once more."""
     carried: Sequence[float] | None = None
-    """Trajectory log-weights from the stage's first batch to the present team, while probes ask for them."""
+    """Trajectory log-weights from the stage's first batch to the current team, while probes need them."""
     returns: Sequence[Sequence[float]] | None = None
     """Returns of the latest batch of this stage, to measure the next update's gain against."""
     sampling_cost: float | None = None
-    """Of one sampled token beside one that is trained on, once it was measured."""
+    """Cost of one sampled token relative to one that is trained on, once measured."""
 
     def next_stage(self) -> Position:
-        """At the beginning of it. What the last one learned from is known until this one has sampled."""
+        """The position at the start of the next stage. The last stage's batch is kept until that stage has sampled."""
         return Position(
             number=self.number,
             stage=self.stage + 1,
@@ -47,7 +48,7 @@ class Position:
         )
 
     def holding(self, batch: RolloutBatch) -> Position:
-        """With what must be known of this batch to go on with it."""
+        """The position with what is needed to resume with this batch."""
         carried = batch.carried
         if carried is None:
             return replace(self, reused={"redrawn": True} if batch.redrawn else None)
@@ -56,7 +57,7 @@ class Position:
         return replace(self, reused={"redrawn": batch.redrawn, "team_version": carried.team_version, **lists})
 
     def held(self, read: Callable[[str], RolloutBatch]) -> RolloutBatch | None:
-        """The batch of the last update, as it stands now; ``read`` gets what was written under a name."""
+        """The batch of the last update in its current state; ``read`` returns the batch stored under a name."""
         if self.batch is None:
             return None
         written, known = read(self.batch), self.reused
@@ -82,7 +83,7 @@ class Position:
 
 @dataclass(frozen=True)
 class RunState:
-    """The whole of it. ``versions`` name the weights, ``references`` the policies that a reference KL is taken to."""
+    """The whole state. ``versions`` name the weights, ``references`` the policies of the reference KL."""
 
     position: Position
     account: Account
@@ -93,12 +94,12 @@ class RunState:
     history: Mapping[str, Any] | None = None
     """The updates that later ones depend on; see ``history``. None in runs of version 0.1, which read their log."""
     inputs: Mapping[str, Any] | None = None
-    """What the run learns from, by hash; None in runs of version 0.1."""
+    """Hashes of what the run learns from; None in runs of version 0.1."""
     log: LogMark | None = None
-    """What the log held before the commit's own record."""
+    """How far the log went before the commit's own record."""
 
     def as_progress(self) -> dict[str, Any]:
-        """As a commit stores it, at once: what is plain data already is not copied."""
+        """The state as a commit stores it. Store it at once: values that are plain data already are not copied."""
         return {
             **vars(self.position),
             "account": asdict(self.account),
@@ -113,7 +114,7 @@ class RunState:
 
     @classmethod
     def of(cls, commit: Commit, folder_of: Callable[[str], Path]) -> RunState:
-        """What this commit holds. Raises StoreError where that is no state of a run."""
+        """The state in this commit. Raises StoreError if it is not the state of a run."""
         try:
             return cls._of(commit, folder_of)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -124,9 +125,9 @@ class RunState:
 
     @classmethod
     def _of(cls, commit: Commit, folder_of: Callable[[str], Path]) -> RunState:
-        """Runs of version 0.1 stored each agent's state beside its weights."""
+        """Also reads runs of version 0.1, which stored each agent's state next to its weights."""
         progress = dict(commit.progress)
-        progress.pop("log_weights", None)  # of no plan that reweights: those are newer
+        progress.pop("log_weights", None)  # not from plans that reweight, which are newer
         states = progress.pop("states", None)
         if states is None:
             states = {name: json.loads((folder_of(name) / "state.json").read_text()) for name in commit.agents}

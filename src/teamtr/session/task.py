@@ -1,4 +1,4 @@
-"""The task of a team file, built."""
+"""Builds the task of a team file."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from teamtr.tasks import Task, TaskContext, registry
 
 
 def build_task(team_file: TeamFile) -> Task:
-    """The task that the file names."""
+    """Build the task that the file names."""
     return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names, team_file.team.rounds))

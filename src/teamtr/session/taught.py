@@ -1,4 +1,4 @@
-"""The tiny base is taught once: what teaching ends with depends on what it is given, and is read the next time."""
+"""Caches the training of the tiny base on the form of messages: the result depends only on its inputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ KIND = "taught"
 def teach_once(
     model: Any, examples: Sequence[tuple[Ids, Ids]], teach: Callable[..., None], **settings: float | int
 ) -> None:
-    """``teach(model, examples, **settings)``, or the weights that it ended with before: the same bits.
+    """Run ``teach(model, examples, **settings)``, or load the weights of an earlier identical call: the same bits.
 
-    They are kept under a hash of all that makes them: the weights before, the examples and their order, the settings,
-    the source of ``teach``, and what rounds (libraries, processor, threads).
+    The cache key is a hash of everything that determines them: the initial weights, the examples and their order, the
+    settings, the source of ``teach``, and what affects rounding (libraries, processor, threads).
     """
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     key = f"{_hash(weights, examples, teach, settings)}.safetensors"
@@ -58,7 +58,7 @@ def _hash(
 
 
 def _rounding() -> list[str]:
-    """What sums depend on beside their numbers: kernels are chosen by the processor, and add in orders of their own."""
+    """What sums depend on besides their terms: the processor determines the kernels, which add in different orders."""
     libraries = [f"{name} {version(name)}" for name in ("torch", "transformers")]
     capability = torch.backends.cpu.get_cpu_capability()
     return [*libraries, platform.machine(), _processor(), capability, f"{torch.get_num_threads()} threads"]

@@ -1,4 +1,4 @@
-"""What the agents of a team file can call: the tools of its task, its own functions, and servers, within its limits."""
+"""Builds the tools of a team file: those of its task, user functions and MCP servers, within its limits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from teamtr.tools.mcp import McpTools, Server
 from teamtr.types import Problem
 
 PROBLEMS_LOOKED_AT = 64
-"""Whose tools are known before a run: names in the team file must be among them."""
+"""Problems whose tools are listed before a run: names in the team file must be among them."""
 
 
 def build_tools(team_file: TeamFile, task: Task) -> Tools | None:
-    """All of them as one; None where there are none."""
+    """All tools as one; None if there are none."""
     settings = team_file.tools
     parts: list[Tools] = [] if task.tools is None else [task.tools]
     if settings.use:
@@ -41,14 +41,14 @@ def build_tools(team_file: TeamFile, task: Task) -> Tools | None:
 
 
 def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
-    """The router of a team with tools: whoever has called one speaks again."""
+    """The router of a team with tools: an agent that has called a tool speaks again."""
     if TOOL in team.names:
         raise UserError(f"an agent is called {TOOL!r}, as the results of tools are: call it otherwise")
     return ToolTurns(router, steps, tuple(agent.name for agent in team if agent.tools != ()))
 
 
 def some_problems(task: Task) -> Sequence[Problem]:
-    """Those to train on, or those to test with where a task has no others."""
+    """The training problems, or the test problems if a task has no others."""
     for split in ("train", "test"):
         with suppress(UserError):  # there is no such split
             if found := task.problems(split):
@@ -57,7 +57,7 @@ def some_problems(task: Task) -> Sequence[Problem]:
 
 
 def check_prompts(context: RolloutContext, team: Team) -> None:
-    """Raises ProtocolError where an agent's chat template cannot tell it of its tools."""
+    """Raises ProtocolError if an agent's chat template cannot describe its tools."""
     problems = some_problems(context.task) if context.tell and context.tools is not None else ()
     for agent in team if problems else ():
         codec, tools = context.codecs[agent.name], context.offered(agent, problems[0])
@@ -66,7 +66,7 @@ def check_prompts(context: RolloutContext, team: Team) -> None:
 
 
 def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:
-    """Raises UserError where an agent is given a tool that no problem has."""
+    """Raises UserError if an agent is given a tool that no problem has."""
     asked = {name for agent in team for name in agent.tools or ()}
     if not asked:
         return

@@ -1,10 +1,10 @@
-"""From a team file to a finished run: builds, resumes, and goes on when an engine is lost.
+"""Trains a team file to its end: builds the session, resumes, and replaces engines that are lost.
 
-``train`` is a generator of records as the log holds them (see ``records``); whoever shows them decides how. A run
+``train`` is a generator of records in the form of the log (see ``records``); callers decide how to show them. A run
 that is killed at any moment and started again ends with the same bits on a CPU, because
 
 - every random number is named by (seed, purpose, stage, step), see ``randomness``;
-- a commit holds weights, optimizer moments, steering state and position, and is all or nothing;
+- a commit holds weights, optimizer moments, controller state and position, and is atomic;
 - the log is rewound to the last commit, and what was not committed is done again.
 """
 
@@ -37,13 +37,13 @@ def train(
     parts: Parts = AS_WRITTEN,
     accept_changes: bool = False,
 ) -> Iterator[Record]:
-    """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
-    what went wrong with the team file's trackers (kind "tracker", not in the log).
+    """Train in this folder, or resume the run in it. Yields every record of the log as it is made, and problems with
+    the team file's trackers (kind "tracker", not in the log).
 
-    ``stop()`` is asked after every update, and again when its record was taken; when it says yes, everything is saved
-    and the generator ends. A run that fails before it has begun leaves no folder behind, if there was none.
-    ``accept_changes``: go on with data, code or models that are other than when the run began, which is refused
-    otherwise.
+    ``stop()`` is called after every update, and again when its record was consumed. If it returns True, everything is
+    saved and the generator ends. A run that fails before it has begun leaves no folder behind if there was none.
+    ``accept_changes``: resume with data, code or models that differ from those with which the run began; otherwise this
+    is refused.
     """
     if team_file.seeds != 1:
         raise UserError(
@@ -58,8 +58,8 @@ def train(
         claim(run, team_file, commit)
         try:
             records = _until_done(run, team_file, stop, parts, accept_changes)
-            first = next(records)  # before a tracker hears of a run that cannot begin
-            keep(run, team_file)  # the hashes agree: from now on the run is what was asked now
+            first = next(records)  # before trackers are started for a run that cannot begin
+            keep(run, team_file)  # the hashes agree: from now on these settings are the run's
             yield from follow(
                 chain([first], records),
                 team_file.trackers,
@@ -69,7 +69,7 @@ def train(
                 filing=Filing(**team_file.tracking.model_dump()),
                 history=run.log.read,
             )
-        except Exception:  # whatever it was is raised again; Ctrl-C keeps the folder, the same command goes on
+        except Exception:  # every error is raised again; Ctrl-C keeps the folder, and the same command resumes
             if not there and run.in_place and run.checkpoints.latest() is None:
                 shutil.rmtree(run.path)  # the lock is ours until the block ends
             raise
@@ -78,12 +78,12 @@ def train(
 def _until_done(
     run: RunFolder, team_file: TeamFile, stop: Callable[[], bool], parts: Parts, accept_changes: bool
 ) -> Iterator[Record]:
-    """From the last commit to the end. Where an engine is lost on the way, another takes its place, and the run goes on
-    from the last commit once more, as the same command would."""
+    """Run from the last commit to the end. If an engine is lost on the way, another replaces it and the run resumes
+    from the last commit, as the same command would."""
     lost: Lost | None = None
     for left in reversed(range(1 + team_file.cluster.max_restarts)):
         commit = run.checkpoints.latest()
-        taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
+        taught = commit is None or team_file.plan.plan().objective.has_reference  # otherwise the commit is enough
         session, driver, began = None, None, time.perf_counter()
         try:
             session = build(team_file, taught=taught, parts=parts if lost is None else parts.again())
@@ -94,7 +94,7 @@ def _until_done(
             if not left:
                 raise
             lost = Lost(str(error), time.perf_counter() - (began if driver is None else driver.committed))
-            if run.checkpoints.latest() is None:  # else the log says it
+            if run.checkpoints.latest() is None:  # otherwise the log says it
                 log.warning("%s; from the beginning once more", error)
         finally:
             if session is not None:

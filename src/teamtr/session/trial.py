@@ -1,4 +1,4 @@
-"""A few episodes of the real team before anything is trained."""
+"""Samples a few episodes with the team before anything is trained."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GROUP = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """What was played, and what it took."""
+    """The episodes, and their cost."""
 
     batch: RolloutBatch
     ledger: Ledger
 
 
 def try_out(session: Session) -> Trial:
-    """Episodes of a few problems by the team as it is."""
+    """Sample episodes of a few problems with the current team."""
     problems, seed, ledger = session.task.problems("train"), session.team_file.seed, Ledger()
     pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
     team = session.current_team()

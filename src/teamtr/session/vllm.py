@@ -1,4 +1,4 @@
-"""From a team file to vLLM servers: which agents share one, what it is started with, and what it is given."""
+"""vLLM servers for a team file: which agents share one, how it is started, and what it serves."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from teamtr.tasks import Task
 
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHARE = 0.4
-"""Of the memory of what trains as well, for all servers together."""
+"""Share of the memory for all servers together, where the learner uses the same memory."""
 SHARE_OF_THEIR_OWN = 0.9
-"""Of the memory of cards that are theirs alone."""
+"""Share of the memory of cards that only the servers use."""
 FREE_AT_START = 0.01
-"""Of the memory, what must be free when a server starts that is told how much it has for keys and values: vLLM uses its
-share for nothing else then. By default that is nearly all, which a learner on the same card does not leave."""
+"""Share of the memory that must be free when a server starts with a given size of its KV cache: vLLM uses its share for
+nothing else then. By default that is nearly all memory, which a learner on the same card does not leave free."""
 
 Source = tuple[str, str | None]
 
@@ -49,7 +49,7 @@ def sampled_by_vllm(models: Models, team_file: TeamFile, task: Task, load: Loade
             launch.require()
         hosts = _hosts(team_file, task, models.engine, launch, load)
     except BaseException:
-        models.engine.close()  # which may be elsewhere
+        models.engine.close()  # it may be in other processes
         raise
     precision, device = "" if launch is None else _precision(team_file), device_of(team_file)
     infos = {name: models.engine.info(name) for name in hosts}
@@ -68,7 +68,7 @@ def sampled_by_vllm(models: Models, team_file: TeamFile, task: Task, load: Loade
 
 
 def servers_of(team_file: TeamFile, sizes: Mapping[str, ModelSize], precision: str, *, on_card: bool) -> Servers:
-    """What the servers of this team take, as ``_launch`` starts them; ``sizes`` by agent."""
+    """The memory of this team's servers, as ``_launch`` starts them; ``sizes`` by agent."""
     settings = team_file.sampling.vllm
     if settings.python is None:
         return Servers(urls=settings.urls)
@@ -100,7 +100,7 @@ def _server(
 
 
 def _where(team_file: TeamFile, on_card: bool) -> tuple[str, bool]:
-    """Where servers are, in words, and whether the learner computes there."""
+    """Where the servers run, in words, and whether the learner runs there."""
     cards = team_file.sampling.vllm.cards
     if not on_card:
         return "in this machine's memory", True
@@ -114,7 +114,8 @@ def _where(team_file: TeamFile, on_card: bool) -> tuple[str, bool]:
 def _hosts(
     team_file: TeamFile, task: Task, engine: Engine, launch: Launch | None, load: Loader | None
 ) -> dict[str, Host]:
-    """Adapters of one base share a server, with agents that are the base itself; whoever else has one alone."""
+    """Adapters of one base share a server, together with agents that are the base itself; any other agent has its
+    own."""
     hosts: dict[str, Host] = {}
     place = _place(team_file)
     sharing, alone = _grouped(team_file)
@@ -144,7 +145,7 @@ def _hosts(
 
 
 def _grouped(team_file: TeamFile) -> tuple[dict[Source, list[AgentConfig]], list[AgentConfig]]:
-    """Who shares a server, by source, and who has one alone."""
+    """The agents that share a server, by source, and those with their own."""
     sharing: dict[Source, list[AgentConfig]] = {}
     alone = []
     for agent in team_file.team.agents:
@@ -156,14 +157,14 @@ def _grouped(team_file: TeamFile) -> tuple[dict[Source, list[AgentConfig]], list
 
 
 def _is_stored(agent: AgentConfig) -> bool:
-    """Whether its model is in a folder or on the hub, where vLLM can read it too."""
+    """Whether the model is in a folder or on the hub, where vLLM can load it."""
     return agent.model not in BUILT_IN_MODELS and not agent.model.startswith(OBJECT)
 
 
 def _write_base(
     team_file: TeamFile, task: Task, agent: AgentConfig, engine: Engine, load: Loader | None, folder: Path
 ) -> None:
-    """The base under this agent's adapter, made once more."""
+    """Write the base of this agent's adapter, created again."""
     model, tokenizer = base_model(team_file, task, agent, load)
     if weights_hash(model) != engine.info(agent.name).base_version:
         raise UserError(f"the base of agent {agent.name!r} was made anew with other weights: save it to a folder")
@@ -195,19 +196,19 @@ def _launch(team_file: TeamFile, python: str) -> Launch:
 
 
 def _share(team_file: TeamFile) -> float:
-    """Of the memory there, for one server."""
+    """Share of the memory for one server."""
     share = SHARE if team_file.sampling.vllm.cards is None else SHARE_OF_THEIR_OWN
     return round(share / _count(team_file), 3)
 
 
 def _cache(team_file: TeamFile) -> int | None:
-    """Bytes of keys and values of one server, where the team file says it."""
+    """Bytes of KV cache per server, if the team file sets them."""
     memory = team_file.sampling.memory_gb
     return None if memory is None else int(memory * GB / _count(team_file))
 
 
 def _count(team_file: TeamFile) -> int:
-    """Of servers."""
+    """The number of servers."""
     return sum(map(len, _grouped(team_file)))
 
 

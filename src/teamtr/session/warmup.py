@@ -1,9 +1,9 @@
 """The warm-up: supervised steps on worked examples before the first stage, within a budget of tokens.
 
-An example is what an agent should say when this was asked and that was said before. It is rendered as in an episode, so
-that what is learnt is how to speak in this team. A step maximizes the likelihood of the completions, through the same
-port as every update: the gradient of a ratio at the policy itself, with an advantage of one, is that of the
-log-likelihood. There is no trust region, and what it takes is counted apart.
+An example is what an agent should say, given a prompt and the messages before it. It is rendered as in an episode, so
+that the agent learns how to speak in this team. A step maximizes the likelihood of the completions through the same
+port as every update: at the policy itself, the gradient of the ratio with an advantage of one is that of the
+log-likelihood. There is no trust region, and the cost is counted separately.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from teamtr.theory.objective import Objective
 from teamtr.types import Ids, Message, Problem
 
 OWN_EXAMPLES = 1500
-"""How many are asked of a task that has its own."""
+"""Number of examples requested from a task that has its own."""
 LOOKED_AT = 64
-"""Examples whose likelihood is told, before and after."""
+"""Number of examples whose likelihood is reported before and after."""
 COLUMNS = ("agent", "prompt", "completion", "history", "private")
 
 # At the policy itself every ratio is one: nothing is clipped, and the gradient is that of the log-likelihood.
@@ -40,7 +40,7 @@ _LIKELIHOOD = Objective(ratio="token", average_over="tokens")
 
 @dataclass(frozen=True)
 class _Example:
-    """``where`` begins every error about it. Without an ``agent`` it is everybody's."""
+    """``where`` begins every error about the example. Without an ``agent``, it is for every trained agent."""
 
     where: str
     agent: str | None
@@ -50,8 +50,8 @@ class _Example:
 
 
 def warm_up(session: Session) -> dict[str, WarmupReport]:
-    """Train every agent on its examples, and put what came out where it is sampled from; its optimizer begins afresh.
-    Empty where the team file asks for none."""
+    """Train every agent on its examples, and publish the weights to the sampler; its optimizer then starts fresh. Empty
+    if the team file requests no warm-up."""
     batches, found = examples_of(session), {}
     for name, batch in batches.items():
         found[name] = _warmed(session, batch, session.team_file.warmup.tokens // len(batches))
@@ -60,7 +60,7 @@ def warm_up(session: Session) -> dict[str, WarmupReport]:
 
 
 def examples_of(session: Session) -> dict[str, AgentBatch]:
-    """The examples of each trained agent as tokens. Raises a UserError that names the row which cannot be used."""
+    """The examples of each trained agent as tokens. Raises a UserError that names a row that cannot be used."""
     settings, team = session.team_file.warmup, session.team
     if settings.tokens == 0:
         return {}
@@ -83,7 +83,7 @@ def examples_of(session: Session) -> dict[str, AgentBatch]:
 
 
 def planned_steps(sizes: Sequence[int], batch: int, budget: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Rows of every step: all examples in a random order, again and again, until the next one is beyond the budget."""
+    """The rows of every step: all examples in random order, repeated until the next one exceeds the budget."""
     drawn: list[int] = []
     left = budget
     while True:
@@ -111,7 +111,7 @@ def _warmed(session: Session, batch: AgentBatch, budget: int) -> WarmupReport:
     if not applied:
         raise UserError(f"warmup: no step of {batch.agent!r} had a finite gradient: set learner.precision: fp32")
     after = learner.snapshot()
-    learner.restore(before)  # with its optimizer, which knows nothing of rewards yet
+    learner.restore(before)  # also restores the optimizer, which then has no moments from the warm-up
     learner.move(before, after, 1.0)
     sizes = _sizes(batch)
     return WarmupReport(
@@ -126,7 +126,7 @@ def _warmed(session: Session, batch: AgentBatch, budget: int) -> WarmupReport:
 
 
 def _named(path: str | None) -> str | None:
-    """A file by its name: where it lay when the run began says nothing later."""
+    """The name of a file without its path: where it was when the run began is of no use later."""
     return path if path is None or not Path(path).is_absolute() else Path(path).name
 
 
@@ -141,14 +141,14 @@ def _step(learner: Learner, part: AgentBatch, learning_rate: float) -> bool:
 
 
 def _loss(learner: Learner, batch: AgentBatch) -> float:
-    """Nats per token of the completions, at the temperature of training."""
+    """Nats per token of the completions, at the training temperature."""
     logp_M = learner.begin(batch)
     learner.end()
     return float(-logp_M.sum() / batch.lengths_M.sum())
 
 
 def _sizes(batch: AgentBatch) -> list[int]:
-    """Tokens of every example, prompt and completion."""
+    """Tokens of every example: prompt and completion."""
     return [len(prompt) + len(message) for prompt, message in zip(batch.prompts, batch.messages, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What sections of a team file are made of: the base class, kinds of values, paths and refusals."""
+"""Building blocks of team-file sections: the base class, value types, paths and refusals."""
 
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal

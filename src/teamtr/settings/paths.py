@@ -1,4 +1,5 @@
-"""Paths in a team file: relative to its folder, absolute once it is read, relative to the run folder that keeps it."""
+"""Paths in a team file: relative to its folder, absolute once it is read, relative to the run folder in stored
+copies."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from pathlib import Path
 
 BUILT_IN_MODELS = ("tiny", "tabular")
 SOMEWHERE = "/"
-"""Stands for every path where only the rest of a team file matters: no data, code or model is the root folder."""
+"""Stands for every absolute path where team files are compared regardless of where data, code and models are. The root
+folder is none of these."""
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """What the paths of a team file are relative to."""
+    """Resolves the paths of a team file relative to ``folder``."""
 
     folder: Path
 
@@ -22,17 +24,17 @@ class Anchor:
         return os.path.abspath(self.folder / Path(path).expanduser())
 
     def file(self, name: str) -> str:
-        """A file that is there made absolute; any other text as it is."""
+        """Make the path of an existing file absolute; return any other text unchanged."""
         return self.path(name) if (self.folder / name).is_file() else name
 
     def model(self, name: str | None) -> str | None:
-        """A folder made absolute; a built-in model or a hub id as it is."""
+        """Make the path of a model folder absolute; return a built-in model or a hub id unchanged."""
         if name is None or name in BUILT_IN_MODELS:
             return name
         return self.path(name) if _looks_like_a_path(name) or (self.folder / name).is_dir() else name
 
     def source(self, name: str | None) -> str | None:
-        """A data file or folder made absolute; a data set of the hub as it is."""
+        """Make the path of a data file or folder absolute; return a dataset of the hub unchanged."""
         if name is None:
             return None
         is_there = Path(name).suffix.lower() in DATA_SUFFIXES or (self.folder / name).exists()
@@ -40,19 +42,19 @@ class Anchor:
 
 
 class SeenFrom(Anchor):
-    """The way back: absolute paths as seen from the folder, so that both can move together. A path that has nothing
-    but the root in common with the folder stays absolute: it names a place of the machine."""
+    """The inverse of ``Anchor``: makes absolute paths relative to the folder, so that both can be moved together. A
+    path that has only the root in common with the folder stays absolute: it names a place on this machine."""
 
     def path(self, path: str) -> str:
         place, here = os.path.abspath(path), os.path.abspath(self.folder)
         if os.path.commonpath([place, here]) == os.path.sep:
             return place
         seen = os.path.relpath(place, here)
-        return seen if seen.startswith(os.pardir) else os.path.join(os.curdir, seen)  # a folder is no hub id
+        return seen if seen.startswith(os.pardir) else os.path.join(os.curdir, seen)  # "./": not a hub id
 
 
 class Nowhere(Anchor):
-    """Every absolute path becomes ``SOMEWHERE``: what is left is the same wherever data, code and models lie."""
+    """Replaces every absolute path with ``SOMEWHERE``, so that the result does not depend on where files are."""
 
     def path(self, path: str) -> str:
         return SOMEWHERE

@@ -1,4 +1,4 @@
-"""What a section refuses, and how messages quote values and guess what was meant."""
+"""Refusals (validation errors of a section), and helpers that quote values and suggest names in messages."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from difflib import SequenceMatcher
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
-"""Where something stands in the data: ``("team", "agents", 0, "model")``."""
+"""A path in the data: ``("team", "agents", 0, "model")``."""
 
 
 LONGEST_GUESSED = 64
-"""Characters of a word that somebody may have meant another by."""
+"""Longest word, in characters, for which a similar name is searched."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something in the data that is refused, and why.
+    """A part of the data that is refused, and why.
 
-    What is wrong between fields is not told when a field that it ``rests_on`` is refused itself.
+    A refusal between fields is not reported if a field that it ``rests_on`` is itself refused.
     """
 
     path: KeyPath
     message: str
     rests_on: tuple[KeyPath, ...] = ()
-    at_key: bool = False  # it is the key that is wrong, not its value
-    meant: KeyPath | None = None  # for an unknown key: the valid one of the same section that was probably meant
+    at_key: bool = False  # the key is wrong, not its value
+    meant: KeyPath | None = None  # for an unknown key: the valid key of the same section that was probably meant
 
 
 def show(value: Any) -> str:
-    """A value as a message quotes it."""
+    """A value as quoted in messages."""
     match value:
         case None:
             return "nothing"
@@ -49,7 +49,7 @@ def show(value: Any) -> str:
 
 
 def at(data: Any, path: KeyPath) -> Any:
-    """What stands at this path, or None."""
+    """The value at this path, or None."""
     for step in path:
         try:
             data = data[step]
@@ -59,7 +59,7 @@ def at(data: Any, path: KeyPath) -> Any:
 
 
 def dotted(path: KeyPath, data: Any = None) -> str:
-    """A path as messages and overrides write it: ``team.agents.left.model``; without the data, by number."""
+    """A path as written in messages and overrides: ``team.agents.left.model``; without ``data``, items are numbered."""
     words = []
     for depth, step in enumerate(path):
         name = at(data, (*path[: depth + 1], "name")) if isinstance(step, int) else None
@@ -68,10 +68,10 @@ def dotted(path: KeyPath, data: Any = None) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that a person who wrote ``word`` most likely meant, or None when none is near.
+    """The candidate that was most likely meant by ``word``, or None if none is similar.
 
-    Besides the whole name, its beginning, its parts and its initials count, a little less: ``radious`` is near
-    ``radius_nats_per_message`` and ``lr`` near ``learning_rate``.
+    A match with the beginning, a part or the initials of a name counts slightly less than one with the whole name:
+    ``radious`` matches ``radius_nats_per_message``, and ``lr`` matches ``learning_rate``.
     """
 
     if len(word) > LONGEST_GUESSED:
@@ -94,7 +94,8 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def hint(word: Any, candidates: Iterable[str], otherwise: str = "") -> str:
-    """``; did you mean "x"?``; when none is near, ``; <otherwise>: all of them``, or nothing without ``otherwise``."""
+    """``; did you mean "x"?``, or ``; <otherwise>: `` and all candidates if none is similar, or "" without
+    ``otherwise``."""
     candidates = tuple(candidates)
     near = nearest(word, candidates) if isinstance(word, str) else None
     if near:

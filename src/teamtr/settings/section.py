@@ -1,4 +1,4 @@
-"""What all sections of a team file have in common."""
+"""The base class of all sections of a team file, and helpers to declare their keys."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ _Default = TypeVar("_Default")
 
 
 def key(default: _Default, description: str) -> _Default:
-    """A key that may be left out; help shows the description."""
+    """An optional key; help shows the description."""
     return Field(default, description=description)
 
 
 def unset(description: str, **rules: Any) -> Any:
-    """A key without a default of its own: None, or, on an agent that is part of a team, what the team says."""
+    """A key without its own default: None, or, for an agent that is part of a team, the team's value."""
     return Field(None, description=description, **rules)
 
 
 class Section(BaseModel):
-    """A mapping of the team file. ``unset_means`` says in words what a key without a value stands for."""
+    """A mapping in the team file. ``unset_means`` says in words what a key without a value stands for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     unset_means: ClassVar[str] = "none"
 
     @model_validator(mode="after")
     def _as_a_whole(self, info: ValidationInfo) -> Self:
-        """Raise in pydantic's way, so that the models refuse alike from a file and from Python; or collect, in a list
-        given as pydantic's context, so that one refusal does not hide the next."""
+        """Fill in dependent values, then check relations between fields.
+
+        Raises pydantic's error, so that the models refuse the same values from a file and from Python. If pydantic's
+        context is a list, refusals are appended to it instead, so that one refusal does not hide the next.
+        """
         self._settle()
         refusals = tuple(self._refusals())
         if isinstance(info.context, list):
@@ -43,8 +46,8 @@ class Section(BaseModel):
         return self
 
     def _settle(self) -> None:
-        """Fill in what depends on other fields."""
+        """Fill in values that depend on other fields."""
 
     def _refusals(self) -> Iterable[Refusal]:
-        """What is wrong between fields that are each sound."""
+        """Yield what is wrong between fields that are valid by themselves."""
         return ()

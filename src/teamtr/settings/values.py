@@ -1,5 +1,5 @@
-"""Kinds of single values that sections share. Strict, so that "12" is no number, true no 1 and 2.0 no whole number,
-wherever the models are built."""
+"""Types of single values that sections share. They are strict wherever the models are built: "12" is not a number, true
+is not 1, and 2.0 is not a whole number."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from teamtr.settings.refusals import show
 
 @dataclass(frozen=True)
 class InWords:
-    """In an annotation: what a value may be, as help says it, where the type itself does not."""
+    """Annotation: describes the allowed values in help where the type does not."""
 
     text: str
 
 
 @dataclass(frozen=True, eq=False)
 class InSchema:
-    """In an annotation: what the JSON schema says of a value besides its type."""
+    """Annotation: additions to the type's JSON schema."""
 
     says: dict[str, Any]
 
@@ -45,7 +45,7 @@ Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class Form:
-    """In an annotation: text that the regular expression matches; ``must`` says so in words."""
+    """Annotation: text must match the regular expression; ``must`` says so in words."""
 
     form: str
     must: str
@@ -63,5 +63,5 @@ class Form:
 
 
 def of_form(form: str, must: str) -> Form:
-    """Text that the regular expression matches; ``must`` says so in words."""
+    """Annotation for text that matches the regular expression; ``must`` says so in words."""
     return Form(form, must)
