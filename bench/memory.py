@@ -47,8 +47,7 @@ def make_model(folder: Path) -> int:
 
 
 def peak_mib() -> float:
-    """Peak resident memory of this process. ru_maxrss would include the memory of its parent at the time of the
-    fork."""
+    """Peak resident memory of this process; ru_maxrss would include the memory of its parent at the fork."""
     status = Path("/proc/self/status")
     if status.exists():
         return next(int(x.split()[1]) for x in status.read_text().splitlines() if x.startswith("VmHWM")) / 1024

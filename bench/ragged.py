@@ -85,8 +85,7 @@ def drawn_of(run: Path, episodes: int, most: int, rng: np.random.Generator) -> T
 
 @dataclass
 class Episodes:
-    """Episodes with fixed message lengths that feed a stream. ``together``: they wait for each other after every
-    turn."""
+    """Episodes with fixed message lengths that feed a stream. ``together``: all wait for the slowest every turn."""
 
     problems: Sequence[Ids]
     talk: Talk

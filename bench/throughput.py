@@ -278,8 +278,7 @@ def memory() -> Iterator[Figure]:
 
 
 def cores() -> Iterator[Figure]:
-    """docs/cluster.md: sampling with the built-in model on two cores in four shards, beside one process in four
-    shards."""
+    """docs/cluster.md: sampling with the built-in model in four shards, on two cores and in one process."""
 
     def seconds(workers: int, problems: int, shards: int = 4) -> float:
         tiny = tiny_shape(layers=4, width=256, heads=4)
