@@ -1,12 +1,12 @@
-"""Which architectures of transformers work as agents: tiny models with random weights and a LoRA adapter, on a CPU.
+"""Which transformers architectures work as agents: tries tiny random models with a LoRA adapter on a CPU.
 
-    python bench/architectures.py                       # all causal language models that it can make tiny, 5 minutes
+    python bench/architectures.py                       # all causal language models that can be made tiny; 5 minutes
     python bench/architectures.py --only llama,gpt2
 
-"sampler - learner" is the largest difference, in nats, of the log-probabilities of drawn tokens; "fp16" the largest
-error of the learner's features in half precision, of the largest feature (large where rounding sends a token to another
-expert; `teamtr check` measures it for a radius). A model that our settings do not make small,
-or that does not run by itself with them, is counted as not tried.
+"sampler - learner" is the largest difference, in nats, of log-probabilities of sampled tokens. "fp16" is the largest
+error of the learner's features in half precision, relative to the largest feature (large where rounding routes a token
+to another expert; `teamtr check` measures the effect for a radius). A model that our settings do not make small, or
+that does not run with them on its own, counts as not tried.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ ALIKE_NATS = 1e-4
 
 
 def settings() -> list[dict[str, Any]]:
-    """Ever fewer of them, for configs that do not want all."""
+    """Candidate settings, from all to few, since many configs do not accept all."""
     without_heads = {k: v for k, v in WHOLE.items() if k not in ("num_key_value_heads", "head_dim")}
     return [WHOLE, without_heads, {**SHAPE, **EXPERTS}, SHAPE, without_heads | EXPERTS, {"text_config": dict(WHOLE)}]
 
 
 def make_tiny(kind: str, name: str) -> Any | None:
-    """None where no settings give a small model that runs by itself."""
+    """A tiny model of this kind, or None if no settings give a small model that runs."""
     for given in settings():
         try:
             known = transformers.CONFIG_MAPPING[kind]()
@@ -74,14 +74,14 @@ def make_tiny(kind: str, name: str) -> Any | None:
                 for parameter in model.parameters():
                     parameter.add_(0.02 * torch.randn_like(parameter))
                 model(input_ids=torch.arange(3, 8)[None])
-        except Exception:  # of any of two hundred configs and models
+        except Exception:  # any of two hundred configs and models may fail in its own way
             continue
         return model
     return None
 
 
 def tried(model: Any) -> dict[str, Any]:
-    """Draws, scores, and computes in half precision with an adapter on all linear layers."""
+    """Sample, score, and compute in half precision with an adapter on all linear layers."""
     prompts = [np.array(row, dtype=np.int32) for row in ([5, 6, 7, 8], [5, 6, 9], [5, 6, 7, 8], [4])]
     tokenizer = SimpleNamespace(eos_token_id=2)
     shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)

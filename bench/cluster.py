@@ -1,11 +1,11 @@
-"""How a stage grows with workers, and what a cluster costs on one of them: ratios of one run.
+"""How the time of a stage scales with workers, relative to one process, measured in one run.
 
     python bench/cluster.py [--workers 1,2,4] [--shards 4] [--problems 16] [--width 256] [--json]
     python bench/cluster.py --model FOLDER --tokens 128 --card H200 --cards 1 --workers 1,2 --shards 2 --kinds strong
 
-Strong: the same batch over more workers. Weak: as many more problems as there are workers. Beside each ratio stands
-what the throughput model predicts (``teamtr plan --card cpu``), and whether the weights are those of one process to
-the bit. A model, a card or a worker that is not there is told before anything runs.
+Strong scaling: the same batch over more workers. Weak scaling: the number of problems grows with the workers. Each
+ratio is shown beside the prediction of the throughput model (``teamtr plan --card cpu``), with a flag for whether the
+weights equal those of one process to the bit. A missing model, card or worker is reported before anything runs.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ import zlib
 def odd(prompts, completions, **_):
     return [float(zlib.crc32(text.encode()) % 2) for text in completions]
 """
-"""By chance, which the words decide: an update needs episodes of a problem that differ."""
+"""A pseudo-random reward of the text: an update needs episodes of a problem with different rewards."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Mean seconds of a stage after the first, measured and predicted: all of it, and by phase; the agents' versions
-    in the end."""
+    """Mean seconds of the stages after the first, measured and predicted, whole and by phase, and the agents' versions
+    at the end."""
 
     seconds: float
     predicted_seconds: float
@@ -103,7 +103,7 @@ def _commit(folder: Path) -> Commit:
 
 
 def _phases(commit: Commit) -> dict[str, float]:
-    """Seconds since the run began, by phase."""
+    """Seconds since the start of the run, by phase."""
     found: dict[str, float] = {}
     for phases in commit.progress["account"]["seconds"].values():
         found = {phase: found.get(phase, 0.0) + phases.get(phase, 0.0) for phase in {**found, **phases}}
@@ -128,13 +128,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def over(workers: int, options: argparse.Namespace) -> tuple[str, ...]:
-    """Settings of so many workers."""
+    """Settings for this number of workers."""
     return "cluster.engine=ray", f"cluster.workers={workers}", f"cluster.shards={max(options.shards, workers)}"
 
 
 def worker_counts(options: argparse.Namespace) -> list[int]:
-    """Those of ``--workers``. Raises a UserError for whatever would end the benchmark later: its models, workers and
-    settings are there."""
+    """The counts of ``--workers``. Raises UserError for anything that would make the benchmark fail later: a missing
+    model, missing workers, or wrong settings."""
     asked = options.workers.split(",")
     if not all(count.strip().isdecimal() and int(count) > 0 for count in asked):
         raise UserError(f"--workers {options.workers!r}: give numbers of workers from 1 on, such as 1,2,4")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: model shapes, a clock that waits for the device, a table and a JSON line."""
+"""Shared code of the benchmarks: model shapes, timing that synchronizes the device, a table and a JSON line."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ SHAPES: dict[str, dict[str, int]] = {
     "32b": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False},
 }  # fmt: skip
-"""Qwen3's shapes by their sizes, and SmolLM2-135M's as ``small``; weights are random. Output layers are tied unless a
-shape says otherwise. ``tiny``, ``1m``, ``6m`` and ``25m`` (of as many parameters) are for a CPU."""
+"""Shapes of Qwen3 models by size, and of SmolLM2-135M as ``small``; weights are random. Output layers are tied unless a
+shape says otherwise. ``tiny``, ``1m``, ``6m`` and ``25m`` (named by their parameters) are for a CPU."""
 
 END = 1
-"""The token that ends a message. With random weights every token is about as likely: long messages of a small
+"""The token that ends a message. With random weights all tokens are about equally likely, so long messages of a small
 vocabulary end early, unless a model is made with ``eos_token_id=NEVER``."""
 NEVER = 1 << 30
-"""In no vocabulary: messages are as long as they may be."""
+"""A token outside every vocabulary: messages always reach their maximal length."""
 POSITIONS = 40960
-"""As Qwen3 has them: prompts and messages of 32,768 tokens."""
+"""Position limit, as in Qwen3: enough for prompts and messages of 32,768 tokens."""
 
 
 KEPT_BYTES = 8 << 30
-"""Most memory for what sampling keeps for an update."""
+"""Most memory for features that sampling keeps for an update."""
 SCORES = ("own", "sampler")
-"""Who scores messages under the old policy, as ``learner.score``."""
+"""Sources of log-probabilities under the old policy, as in ``learner.score``."""
 
 
 def device() -> torch.device:
@@ -60,7 +60,7 @@ def device() -> torch.device:
 
 
 def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A random Qwen3 of this shape on the device."""
+    """A Qwen3 of this shape with random weights, on the device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     usual = {"tie_word_embeddings": True, "max_position_embeddings": POSITIONS, "eos_token_id": END}
@@ -71,7 +71,7 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -
 
 
 def save_shape(shape: str, tokenizer: str, folder: str) -> str:
-    """A random model of this shape with another one's words, stored in ``folder``, in half precision."""
+    """Save a random model of this shape with another model's tokenizer in ``folder``, in half precision."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(tokenizer)
@@ -84,7 +84,7 @@ def save_shape(shape: str, tokenizer: str, folder: str) -> str:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Of one call, device included."""
+    """Seconds of one call, including the work of the device."""
     wait()
     started = time.perf_counter()
     work()
@@ -102,7 +102,7 @@ def random_prompts(rng: np.random.Generator, count: int, length: int, vocabulary
 
 
 def kernels(work: Callable[[], Any], steps: int) -> str:
-    """What the device does in one call, by kernel, in milliseconds per step."""
+    """Profile of one call: the time of each kernel on the device, in milliseconds per step."""
     from torch.profiler import ProfilerActivity, profile
 
     gpu = device().type == "cuda"
@@ -123,7 +123,7 @@ def peak_gb() -> float | None:
 
 
 def bandwidth() -> float:
-    """Bytes per second of a large copy, read and written, measured now."""
+    """Measured bytes per second of a large copy, counting reads and writes."""
     buffer = torch.empty((1 << 30) if torch.cuda.is_available() else (1 << 26), dtype=torch.uint8, device=device())
     target = torch.empty_like(buffer)
     target.copy_(buffer)
@@ -131,7 +131,7 @@ def bandwidth() -> float:
 
 
 def matrix_rate(dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a large product, measured now."""
+    """Measured floating-point operations per second of a large matrix product."""
     n = 8192 if torch.cuda.is_available() else 512
     a, b = (torch.randn(n, n, device=device()).to(dtype) for _ in range(2))
     a @ b
@@ -139,24 +139,24 @@ def matrix_rate(dtype: torch.dtype) -> float:
 
 
 def whole_number(text: str) -> int:
-    """Of an option: 1 or more."""
+    """Parses an option: a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Several of them, by comma."""
+    """Parses an option: several such numbers, comma-separated."""
     return tuple(map(whole_number, text.split(",")))
 
 
 def so_far(name: str, result: Any) -> None:
-    """Said at once, so that a run cut short has not been for nothing."""
+    """Print a result at once, so that an interrupted run still leaves its results so far."""
     print(name, result, file=sys.stderr, flush=True)
 
 
 def versions() -> dict[str, str | None]:
-    """Of what is measured, and of what it is measured against."""
+    """Installed versions of the libraries that affect the measurements; None if not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str | None] = {}
@@ -171,7 +171,7 @@ def versions() -> dict[str, str | None]:
 def report(
     title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], record: dict[str, Any], as_json: bool
 ) -> None:
-    """The table on stderr; with ``--json`` the record on stdout."""
+    """Print the table to stderr and, with ``as_json``, the record to stdout."""
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max(len(str(cell)) for cell in column) for column in zip(header, *texts, strict=True)]
     lines = ["  ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *texts)]
@@ -190,7 +190,7 @@ def _text(cell: Any) -> str:
 
 
 class NoTokenizer:
-    """Benchmarks speak in token ids; messages end as the model's config says."""
+    """Stands in for a tokenizer: benchmarks use token ids, and messages end as the model's config says."""
 
     def __init__(self, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id
@@ -210,8 +210,8 @@ def adapted_team(
     recompute: Any = "auto",
 ) -> Any:
     """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine. ``keeps``:
-    what sampling computes can be kept for the update. ``one_copy``: the base is held once, in fp16, as by
-    ``learner.base: fp16`` with ``sampling.adapters: by_row``. ``recompute``: as ``learner.recompute``."""
+    features computed by sampling can be kept for the update. ``one_copy``: the base is held once, in fp16, as with
+    ``learner.base: fp16`` and ``sampling.adapters: by_row``. ``recompute``: as ``learner.recompute``."""
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
@@ -254,8 +254,8 @@ def make_batch(
     episodes: int | None = None,
     logprobs: Sequence[Any] | None = None,
 ) -> Any:
-    """Messages of one agent, the group's ones side by side; all episodes' first, then all episodes' second, ...
-    ``logprobs``: the sampler's, where it wrote them."""
+    """A batch of one agent's messages: the first message of every episode, then the second of every episode, and so on,
+    with the episodes of a group adjacent. ``logprobs``: those of the sampler, if it wrote the messages."""
     from teamtr.batches import AgentBatch
 
     count = len(messages)

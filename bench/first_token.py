@@ -1,16 +1,16 @@
-"""How long from the command to the first sampled token, in a first process and in a second that finds its kernels?
+"""Time from the command to the first sampled token, with an empty and with a warm kernel cache.
 
-    python bench/first_token.py --shape 1.7b --json             # on a GPU: captured, as a run samples
+    python bench/first_token.py --shape 1.7b --json             # on a GPU: captured graphs, as in a run
     python bench/first_token.py --compiled yes --json           # compiled by torch; on a CPU with a C++ compiler
     python bench/first_token.py                                 # on a CPU: the tiny shape
 
-Every process reads a model of random weights from a file, samples one token for every row, then ``--new`` tokens (the
-first step of decoding is captured there), then as many once more. The first process begins with an empty
-cache of kernels, the others with what it left (``teamtr.store.cache.keep_kernels``).
+Every process loads a model with random weights from a file, samples one token for every row, then ``--new`` tokens
+(which captures the first decode step), then as many again. The first process starts with an empty kernel cache, the
+others with what it left there (``teamtr.store.cache.keep_kernels``).
 
-"imports" begins with the command: Python itself counts. "compile" is what torch's compiler counts of itself; a hit is a
-graph that it found in the cache, a bypass one that it cannot keep. Of kernels that no graph holds (attention, norms)
-triton keeps count of nothing: their time is in the calls, which is where warm and cold differ for them.
+"imports" starts with the command and includes the start of Python. "compile" is the time that torch's compiler reports.
+A hit is a graph found in its cache, a bypass one that it cannot cache. Triton reports no times for kernels outside
+graphs (attention, norms): for them, cold and warm differ in the time of the calls.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COUNTED = {"inductor": ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cach
 
 
 class TimedServer(Server):
-    """Counts the seconds in which steps are captured, without those in which they are compiled."""
+    """Counts the seconds spent on capturing steps, without those of compiling them."""
 
     capturing = 0.0
 
@@ -55,23 +55,23 @@ class TimedServer(Server):
 
 
 def compile_seconds() -> float:
-    """What torch's compiler has taken in this process, by its own account."""
+    """Seconds that torch's compiler reports for this process."""
     from torch._dynamo.utils import calculate_time_spent
 
     return float(calculate_time_spent().get("total_wall_time", 0.0))
 
 
 def graphs() -> dict[str, int]:
-    """Found in the cache, made, and not to be kept, so far in this process."""
+    """Counts of graphs found in the cache, compiled, and not cacheable, so far in this process."""
     from torch._dynamo.utils import counters
 
     return {name: int(counters[kind][name]) for kind, names in COUNTED.items() for name in names}
 
 
 def one_process(a: argparse.Namespace) -> dict[str, Any]:
-    """From the command to a warm sampler: seconds of each part."""
-    keep_kernels()  # before transformers is imported, as a run does: torch's compiler then chooses a place of its own
-    from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 (its imports are no part of loading)
+    """Seconds of each part from the command to a warm sampler."""
+    keep_kernels()  # as a run does, before transformers is imported: later, torch's compiler uses its own cache folder
+    from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 (its imports do not count as loading)
 
     imports = time.time() - a.began
     so_far("imports", imports)
@@ -116,7 +116,7 @@ def one_process(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def started(a: argparse.Namespace, model: Path, cache: str) -> dict[str, Any]:
-    """What a process of its own measured of itself."""
+    """Runs ``one_process`` in a new process and returns its measurements."""
     environment = {name: value for name, value in os.environ.items() if name not in KERNELS}
     environment[VARIABLE] = cache
     options = [f"--{name}={getattr(a, name)}" for name in ("shape", "rows", "prompt", "new", "precision", "compiled")]

@@ -2,9 +2,10 @@
 
     python bench/grading.py [--json] [--answers 1000] [--rounds 3]
 
-The honest answers are generated here: plain numbers, and formulas that need algebra, right and wrong. The others are
-power towers, factorials of factorials, a megabyte of text and nesting without end, five in a hundred. For each grader:
-answers per second of both, their ratio (at least 0.8 is asked for), every verdict, and the processes left behind.
+The honest answers are generated here: plain numbers, and formulas that need algebra, right and wrong. Five in a hundred
+are pathological: power towers, factorials of factorials, a megabyte of text, and deep nesting. Reports for each grader
+the answers per second without and with them, the ratio (the target is at least 0.8), all verdicts, and the number of
+processes left behind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Pair = tuple[str, str]
 
 
 def honest(rng: random.Random) -> Pair:
-    """A (reply, truth) such as a model writes: reasoning, then a box."""
+    """A (reply, truth) as a model writes it: reasoning, then a box."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
     said, truth = rng.choice(
         [
@@ -68,7 +69,7 @@ def answers(count: int, bad: int, seed: int) -> list[Pair]:
 
 
 def timed(name: str, pairs: list[Pair], rounds: int) -> tuple[float, Counter[str]]:
-    """The best time of several rounds with workers already up, and the verdicts of one."""
+    """The best time of several rounds with warm workers, and the verdicts of one round."""
     times = []
     with MathGrader(RULES[name]) as grader:
         grader.grade([(r"\boxed{x^2}", r"x \cdot x")] * 2)

@@ -1,25 +1,25 @@
-"""How the cost of a stage grows: seconds by phase and peak memory against agents, episodes, message length and model.
+"""Growth of a stage's cost: seconds by phase and peak memory by agents, episodes, message length and model size.
 
     python bench/growth.py --axis agents,episodes,length,model --shape 1.7b --limit-s 60 --out FILE.jsonl
     python bench/growth.py --draw FILE.jsonl --figure docs/figures/growth.svg --page docs/growth.md
 
-One size is varied at a time around a middle point. Each point is a process of its own, so that its peak of memory is
-its own and one that does not fit disturbs no other. A line is written after each point, and the same command goes on
-where it stopped; with a larger limit it tries again what was cut off. Once a point is cut off, larger ones of its axis
-are left out. With ``--out`` and ``--page`` or ``--figure`` it measures and then draws.
+One size is varied at a time around a middle point. Each point runs in its own process, so that peak memory is measured
+per point and a point that does not fit affects no other. A line is written after each point. The same command resumes
+where it stopped, and with a larger limit retries points that were cut off. Once a point is cut off, larger points of
+its axis are skipped. With ``--out`` and ``--page`` or ``--figure`` it measures and then draws.
 
-The stage is that of bench/stage.py: everybody speaks in turn, all turns are played anew before every update. One play
-takes what the next one takes: a round plays once, and its seconds count before every update. Of more than four agents,
-four are updated, spread evenly over the order in which they speak, and their seconds are multiplied: contexts grow from
-one speaker to the next. No message ends before its last token.
+The stage is that of bench/stage.py: agents speak in turn, and all turns are sampled again before every update. Since
+every rollout takes the same time, a round samples once and counts its seconds for every update. Of more than four
+agents, four are updated, spread evenly over the speaking order because contexts grow from one speaker to the next, and
+their seconds are scaled up. No message ends before its last token.
 
-With ``--pieces``, messages are random words, and a turn's sampling is timed in so many pieces of 256 tokens, in the
-middle of equal parts of a message: what a step takes there, times the tokens, and the first token with all that was
-said before it. Contexts are as long as they would be, and so is what is trained on.
+With ``--pieces``, messages are random tokens, and the sampling of a turn is timed in the given number of pieces of up
+to 256 tokens, each in the middle of an equal part of a message: the time of a step there, times the tokens, plus the
+first token with its whole context. Contexts and training data have their full lengths.
 
-On a CPU there is one thread, and sampling is plain, as in training on a CPU. Seconds are the processor's there, so that
-other work on the machine counts little: those of sampling as the system tells them, those of an update's phases by the
-clock, times the share of a core that the update had.
+On a CPU the benchmark uses one thread and plain sampling, as training does. Seconds are then processor time, so that
+other work on the machine matters little: for sampling as the system reports it, for the phases of an update wall-clock
+time multiplied by the share of a core that the update had.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ from teamtr.ports import GB
 from teamtr.randomness import uniforms
 
 UPDATED = 4
-"""Agents of a larger team that are updated."""
+"""Number of agents that are updated in a larger team."""
 PIECE = 256
-"""Tokens that are timed for a part of a message."""
+"""Tokens that are timed in each part of a message."""
 WARM_TOKENS = 8
-"""Of a message before the clock starts: kernels are chosen and graphs captured by rows, not by lengths."""
+"""Tokens of a message during warm-up: kernels are chosen and graphs captured by rows, not by lengths."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Grid:
     values: dict[str, tuple[Any, ...]]
 
     def points(self, axis: str) -> list[Point]:
-        """In the order of their size, the middle among them."""
+        """The points of an axis by size, including the middle point."""
         own = [replace(self.middle, **{AXES[axis]: value}) for value in self.values[axis]]
         return on_axis(dict.fromkeys([*own, self.middle]), self.middle, axis)
 
@@ -92,7 +92,7 @@ ON_A_CPU = Grid(
         "model": ("tiny", "1m", "6m", "25m"),
     },
 )
-ON_A_CARD = Grid(  # as many episodes as have room with messages of 16k
+ON_A_CARD = Grid(  # 16 episodes still fit with messages of 16k tokens
     Point("1.7b", agents=2, episodes=16, tokens=256, group=8, prompt=256, micro_batch=16),
     {
         "agents": (1, 2, 4, 8, 16),
@@ -103,11 +103,11 @@ ON_A_CARD = Grid(  # as many episodes as have room with messages of 16k
 )
 
 
-# -- one point, in a process of its own ---------------------------------------------------------------------------
+# -- one point, in its own process --------------------------------------------------------------------------------
 
 
 def updated(agents: int) -> list[int]:
-    """Which of them are updated: all, or the middle of each of four equal parts, symmetric about the middle of all."""
+    """Indices of the agents that are updated: all, or the middle of each of four equal parts, placed symmetrically."""
     if agents <= UPDATED:
         return list(range(agents))
     lower = [int((2 * k + 1) * agents / (2 * UPDATED) - 0.5) for k in range(UPDATED // 2)]
@@ -116,7 +116,7 @@ def updated(agents: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a call gave, its seconds on the wall, and those that the processor worked for it."""
+    """The result of a call, its wall-clock seconds, and its processor seconds."""
 
     found: Any
     wall: float
@@ -135,8 +135,8 @@ class Timed:
 
 
 def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[dict[str, Any]]:
-    """A line when it is warm, on a card with the plan of what the rehearsal settled, then one for every update with
-    what playing its batch takes; one if it does not fit."""
+    """Yields a record when warm (on a GPU with the memory plan after the rehearsal), then one for every update with the
+    time of sampling its batch, or one with the reason if the point does not fit."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
@@ -154,13 +154,13 @@ def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[d
             a.precision, micro_batch=point.micro_batch, sampler="bf16" if gpu else None,
         )  # fmt: skip
         settled: dict[str, float] = {}
-        if gpu:  # as a run does: settles the micro-batch, and whether activations are recomputed
+        if gpu:  # as a run does: fixes the micro-batch and whether activations are recomputed
             demand = setup_of(point, "H200").demand
             engine.rehearse(demand)
             settled = {"planned_gb": engine.memory_plan(demand).total / GB}
         else:
             longest_context = point.longest - point.tokens
-            engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all on its base
+            engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all agents
         stage.warm(engine, stage.play(engine, short, 0, Counter(), point.agents), short)
         yield {"warm": True, **settled}
         names = list(engine.learners)
@@ -182,7 +182,7 @@ def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[d
 
 
 def _load_libraries(a: argparse.Namespace) -> None:
-    """What an update imports and never gives back is not the team's memory."""
+    """Loads the libraries that an update imports, so that their memory is not counted as the team's."""
     smallest = argparse.Namespace(**{**vars(a), "shape": "tiny", "problems": 1})
     engine = adapted_team(make_model("tiny", eos_token_id=NEVER), 1, a.precision, micro_batch=a.micro_batch)
     said = stage.play(engine, smallest, 0, Counter(), 1)
@@ -198,7 +198,7 @@ def _play(engine: Any, a: argparse.Namespace, seed: int) -> stage.Said:
 
 
 def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Timed:
-    """A play whose messages are random words, and what sampling them would take."""
+    """A rollout with random tokens as messages, with an estimate of the time that sampling them would take."""
     rng, vocabulary = np.random.default_rng(seed), SHAPES[a.shape]["vocab_size"]
     problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, vocabulary)
     contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
@@ -216,7 +216,7 @@ def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Tim
         for k in range(pieces):
             at = (2 * k + 1) * a.tokens // (2 * pieces) - piece // 2
             longer = [np.concatenate([c, m[:at]]) for c, m in zip(contexts, messages, strict=True)]
-            drawn(longer, 1)  # what it reads is known from now on
+            drawn(longer, 1)  # from now on, the paged sampler has this context cached
             start, whole = drawn(longer, 1), drawn(longer, 1 + piece)
             steps.append(((whole.wall - start.wall) / piece, (whole.busy - start.busy) / piece))
         wall += first.wall + (a.tokens - 1) * sum(step for step, _ in steps) / pieces
@@ -231,7 +231,7 @@ def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Tim
 
 @dataclass
 class Limits:
-    """Seconds until a point is warm, and from then on."""
+    """Most seconds until a point is warm, and from then on."""
 
     start_s: float
     limit_s: float
@@ -239,7 +239,7 @@ class Limits:
 
 @dataclass
 class Heard:
-    """What a point's process has told so far."""
+    """Records received from a point's process so far."""
 
     updates: list[dict[str, Any]] = field(default_factory=list)
     cut: str | None = None
@@ -249,7 +249,7 @@ class Heard:
 
 @dataclass(eq=False)
 class Child:
-    """A process that imports what it needs and then waits for a word."""
+    """A process that does its imports and then waits for the signal to start."""
 
     command: Sequence[str]
 
@@ -279,7 +279,7 @@ def command_of(point: Point, repeats: int, pieces: int | None = None) -> list[st
 
 
 def listen(command: Sequence[str], limits: Limits, started: Child | None = None) -> Heard:
-    """Run it, and end it once it takes too long. ``started``: it is there already, and waits."""
+    """Run a point's process, and kill it if it takes too long. ``started``: a process that is already waiting."""
     heard = Heard()
     with started or Child(command) as child:
         process = child.process
@@ -320,7 +320,7 @@ def listen(command: Sequence[str], limits: Limits, started: Child | None = None)
 
 
 def whole_rounds(point: Point, updates: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
-    """Stages by phase: of each, the updates that were measured, as many times as there are agents for one of them."""
+    """Seconds of each complete round (a stage) by phase: the measured updates, scaled up to all agents."""
     size = len(updated(point.agents))
     rounds = [updates[first : first + size] for first in range(0, len(updates) - size + 1, size)]
     times = point.agents / size
@@ -365,7 +365,7 @@ def measure_all(
     pieces: int | None = None,
     again: bool = False,
 ) -> None:
-    """Point by point; what is in the file already is measured once more if ``again`` is asked for."""
+    """Measure point by point. Points that the file already holds are measured again only with ``again``."""
     known = read(file)
     if any(one.middle != grid.middle or one.card != card for one in known.values()):
         raise SystemExit(f"{file} holds another grid, or one of another card: give another --out")
@@ -385,7 +385,7 @@ def measure_all(
             for k, point in enumerate(points):
                 if wanted(point):
                     own, following = ahead.pop(point, None), next(filter(wanted, points[k + 1 :]), None)
-                    if following is not None and torch.cuda.is_available():  # its machine has cores for it
+                    if following is not None and torch.cuda.is_available():  # such a machine has enough cores
                         ahead[following] = waiting.enter_context(Child(command_of(following, repeats, pieces)))
                     known[point] = run_point(point, grid.middle, card, limits, repeats, own, pieces)
                     new.add(point)
@@ -404,7 +404,7 @@ def _told(one: Measured) -> str:
 
 
 def this_card() -> str:
-    """The table's card that this machine has."""
+    """The name of this machine's card in the table of cards."""
     if not torch.cuda.is_available():
         return "cpu"
     name = torch.cuda.get_device_name()
@@ -457,7 +457,7 @@ def grid_of(a: argparse.Namespace) -> Grid:
 def main(arguments: Sequence[str] | None = None) -> None:
     a = parsed(arguments)
     if a.measure is not None:
-        sys.stdin.readline()  # until it is its turn
+        sys.stdin.readline()  # wait for the signal to start
         for line in measure(a.measure, a.repeats, a.pieces):
             print(json.dumps(line), flush=True)
         return

@@ -1,7 +1,7 @@
-"""How a stage's cost grows, from what bench/growth.py measured: exponents, bends, predictions, a table and a figure.
+"""Tables and a figure of the measurements of bench/growth.py: growth exponents, bends and predictions.
 
-A file of JSON lines holds the points of one grid on one device: a middle, and points that differ from it in one size.
-Predictions are computed when it is drawn, by the throughput model as it is then.
+A file of JSON lines holds the points of one grid on one device: a middle point, and points that differ from it in one
+size. Predictions are computed when the page is drawn, by the throughput model of that time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from teamtr.theory.power_law import find_bend, fit_power_law, slope
 from throughput import shape_of, team
 
 AXES = {"agents": "agents", "episodes": "episodes", "length": "tokens", "model": "shape"}
-"""The size of a point that an axis varies."""
+"""The field of a point that each axis varies."""
 WORDS = {"agents": "agents", "episodes": "episodes", "length": "tokens of a message", "model": "parameters, millions"}
 PHASES = ("sample", "score", "train", "gate")
 ON_A_CPU, ON_A_CARD = "cpu", "card"
@@ -34,7 +34,7 @@ ON_A_CPU, ON_A_CARD = "cpu", "card"
 
 @dataclass(frozen=True)
 class Point:
-    """One stage: ``episodes`` in groups of ``group``, every agent says one message of ``tokens``, one epoch."""
+    """The sizes of one stage: ``episodes`` in groups of ``group``, one message of ``tokens`` per agent, one epoch."""
 
     shape: str
     agents: int
@@ -50,11 +50,11 @@ class Point:
 
     @property
     def longest(self) -> int:
-        """Tokens of a conversation."""
+        """Tokens of a whole conversation."""
         return self.prompt + self.agents * self.tokens
 
     def at(self, axis: str) -> float:
-        """Where it stands on an axis: of a model, its millions of parameters."""
+        """The point's position on an axis; for the model axis, its parameters in millions."""
         if axis == "model":
             return shape_of(self.shape).parameters / 1e6
         return float(getattr(self, AXES[axis]))
@@ -62,10 +62,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point as it was measured: seconds by phase of each round (a stage), the peak of memory in GB, why it was cut
-    off (then there is no round), and ``core``: the share of a CPU core that it had, on a CPU. ``planned_gb``: the plan
-    of the models as they were, with the micro-batch and the recomputing that the rehearsal settled; None on a CPU, and
-    of points that were measured before it was asked for."""
+    """The measurements of a point: seconds by phase of each round (a stage), peak memory in GB, the reason if it was
+    cut off (then it has no rounds), and ``core``, the share of a CPU core that it had (on a CPU). ``planned_gb``: the
+    memory plan of the loaded models with the micro-batch and recomputation that the rehearsal chose; None on a CPU and
+    for points that were measured before it was recorded."""
 
     point: Point
     middle: Point
@@ -78,11 +78,11 @@ class Measured:
     core: float | None
     versions: Mapping[str, str | None]
     pieces: int | None = None
-    """In which a turn's sampling was timed; None: all of it."""
+    """Number of pieces in which a turn's sampling was timed; None: the whole turn."""
     planned_gb: float | None = None
 
     def seconds(self, phase: str) -> list[float]:
-        """Of every round; of a whole stage for ``stage``."""
+        """Seconds of a phase in every round; of the whole stage if the phase is ``stage``."""
         return [sum(one[p] for p in PHASES) if phase == "stage" else one[phase] for one in self.rounds]
 
     def as_line(self) -> str:
@@ -90,7 +90,7 @@ class Measured:
 
 
 def read(file: Path) -> dict[Point, Measured]:
-    """The last line of each point counts: one that was cut off may have been tried again with a larger limit."""
+    """Reads the points of a file. A point's last line counts: it may have been retried with a larger limit."""
     found: dict[Point, Measured] = {}
     for number, line in enumerate(file.read_text().splitlines() if file.exists() else (), start=1):
         try:
@@ -107,7 +107,7 @@ def read(file: Path) -> dict[Point, Measured]:
 
 
 def on_axis(points: Mapping[Point, Any], middle: Point, axis: str) -> list[Point]:
-    """Those that differ from the middle in this size only, in order."""
+    """The points that differ from the middle only on this axis, in order."""
     size = AXES[axis]
     own = [point for point in points if replace(point, **{size: getattr(middle, size)}) == middle]
     return sorted(own, key=lambda point: point.at(axis))
@@ -117,7 +117,7 @@ def on_axis(points: Mapping[Point, Any], middle: Point, axis: str) -> list[Point
 
 
 def setup_of(point: Point, card: str) -> Setup:
-    """As bench/growth.py runs it: on a card in half precision with the paged sampler, on a CPU on one core."""
+    """The setup as bench/growth.py runs it: half precision and the paged sampler on a card, one core on a CPU."""
     found = team(
         shape_of(point.shape), point.agents, point.problems, point.group, point.prompt, point.tokens,
         micro_batch=point.micro_batch,
@@ -134,13 +134,13 @@ def predicted(point: Point, card: str) -> Prediction:
 
 
 def predicted_gb(one: Measured, found: Prediction) -> float:
-    """The plan that was made where it ran, else the one by the card's data sheet alone: its micro-batch may be another
-    than the one that was settled."""
+    """The memory plan recorded with the measurement, else one from the card's data sheet, whose micro-batch may differ
+    from the one that was used."""
     return found.memory.plan.total / GB if one.planned_gb is None else one.planned_gb
 
 
 def predicted_seconds(found: Prediction, phase: str) -> float:
-    """Of a stage without its checkpoint, which the benchmark does not write."""
+    """Predicted seconds of a phase or of the stage, without the checkpoint, which the benchmark does not write."""
     return sum(found.phases[p].seconds for p in (PHASES if phase == "stage" else (phase,)))
 
 
@@ -149,7 +149,7 @@ def predicted_seconds(found: Prediction, phase: str) -> float:
 
 @dataclass(frozen=True)
 class Growth:
-    """How one phase (or memory) grows along an axis, measured and predicted; ``bend`` in words."""
+    """Growth exponents of one phase (or of memory) along an axis, measured and predicted; ``bend`` is text."""
 
     what: str
     measured: str
@@ -158,7 +158,7 @@ class Growth:
 
 
 def growths(whole: Sequence[Measured], axis: str) -> list[Growth]:
-    """Of points that were not cut off; of at least two."""
+    """Growth along an axis, from points that were not cut off; empty for fewer than two."""
     if len(whole) < 2:
         return []
     n = [one.point.at(axis) for one in whole]
@@ -188,7 +188,7 @@ def _bend(n: Sequence[float], values_N: Any) -> str:
 
 
 def markdown(measured: Mapping[Point, Measured]) -> str:
-    """Tables of every axis that has points beside the middle, and how each phase grows along it."""
+    """Tables of every axis that has points besides the middle, with the growth of each phase."""
     middle = next(iter(measured.values())).middle
     lines = []
     for axis in AXES:
@@ -233,7 +233,7 @@ def _number(value: float) -> str:
 
 
 def part(measured: Mapping[Point, Measured], file: str, figure: str | None) -> str:
-    """A device's part of the page: what was measured on what, the figure, the tables."""
+    """The part of the page for one device: the conditions of the measurement, the figure and the tables."""
     first = next(iter(measured.values()))
     middle, rounds = first.middle, [len(one.rounds) for one in measured.values() if one.cut is None]
     limits = sorted({one.limit_s for one in measured.values()})
@@ -268,7 +268,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def write_page(page: Path, measured: Mapping[Point, Measured], file: str, figure: Path | None) -> None:
-    """Put this device's part between its two marks; the rest of the page stays as it is."""
+    """Replace the part of this device between its two marks, and leave the rest of the page unchanged."""
     name = ON_A_CPU if next(iter(measured.values())).card == "cpu" else ON_A_CARD
     begin, end = f"<!-- growth on a {name}: begin -->", f"<!-- growth on a {name}: end -->"
     text = page.read_text()
@@ -281,7 +281,7 @@ def write_page(page: Path, measured: Mapping[Point, Measured], file: str, figure
 
 
 def drawing(measured: Mapping[Point, Measured]) -> Drawing:
-    """A panel for each axis: seconds by phase as points from the least to the most, predictions as dashed lines."""
+    """A panel for each axis: seconds by phase as points with their range, predictions as dashed lines."""
     first = next(iter(measured.values()))
     panels = []
     for axis in AXES:
@@ -310,7 +310,7 @@ def drawing(measured: Mapping[Point, Measured]) -> Drawing:
 
 
 def draw(file: Path, figure: Path | None, page: Path | None) -> None:
-    """From the stored lines alone."""
+    """Draws the figure and the page, or prints the tables, from the stored lines."""
     measured = read(file)
     if not measured:
         raise SystemExit(f"{file} holds no point: run bench/growth.py --out {file} first")

@@ -1,12 +1,12 @@
-"""What a training pass holds on a card, counted on a CPU at the true shape, beside what the plan says of it.
+"""Memory of a training pass on a GPU, counted on a CPU at the true shape, beside the memory plan.
 
     python bench/held.py --shape 1.7b --rows 4 --prompt 4352 --message 4096 --shared 256 --memory-gb 139.8
     python bench/held.py --shape 1.7b --rows 2 --prompt 16640 --message 16384 --recompute
 
-Tensors have shapes and no values (torch's device "meta"). The learner takes its way on a card in fp16: kernels of our
-own do nothing, layers that read the same x are one product, attention is one operator with the arrays that flash
-attention makes on its way back. What every tensor takes is counted from when it is made until nothing holds it, but for
-weights, which are there before. "kept" is what is left after the way forward, logits included. GB are 2^30 bytes.
+Tensors have shapes but no values (torch's device "meta"). The learner takes the code path of a GPU in fp16: our own
+kernels do nothing, layers that read the same x are one product, and attention is one operator that allocates the arrays
+of flash attention's backward pass. Every tensor is counted from its allocation until nothing refers to it, except the
+weights, which exist before. "kept" is what remains after the forward pass, including logits. GB are 2^30 bytes.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from teamtr.ports import GB, Lengths
 from throughput import shape_of, team
 
 BLOCK = 512
-"""Bytes that an allocator hands out at once."""
+"""Granularity of the allocator, in bytes."""
 META = torch.device("meta")
 
 
 class Live(TorchDispatchMode):
-    """Bytes of the tensors that are made within, as long as something holds them, and the most that there were."""
+    """Counts the live bytes of tensors allocated within this mode, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Live(TorchDispatchMode):
 
 
 class FlashAttention(torch.autograd.Function):
-    """Of packed rows: nothing but its arrays."""
+    """Attention over packed rows that only allocates the arrays of flash attention."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         query, key, value, *_ = ctx.saved_tensors
         beside = [query.new_empty(query.shape[:2], dtype=torch.float32), query.new_empty(query.shape).float()]
-        beside += [query.new_empty(query.shape) for _ in range(2 if len(key[0]) < len(query[0]) else 0)]  # every head's
+        beside += [query.new_empty(query.shape) for _ in range(2 if len(key[0]) < len(query[0]) else 0)]  # all heads
         return tuple(x.new_empty(x.shape) for x in (query, key, value))
 
 
@@ -99,7 +99,7 @@ def half_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def below_each_other(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Halves of layers that read the same x are made as one."""
+    """The joined weight of layers that read the same x, whose half-precision copies share one storage; else None."""
     first = tensors[0]
     if any(one.untyped_storage()._cdata != first.untyped_storage()._cdata for one in tensors):
         return None
@@ -113,7 +113,8 @@ def known_attention(model: Any) -> dict[str, Anatomy]:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Layers are known by their names, since nothing can be computed; and what asks for a card gets its answer."""
+    """Patches for tensors without values: layers are recognized by name, since nothing can be computed, and checks for
+    a GPU succeed."""
     with ExitStack() as stack:
         for place, name, instead in (
             (fused_lora, "is_gated", lambda module: hasattr(module, "gate_proj")),
@@ -129,7 +130,7 @@ def without_values() -> Iterator[None]:
             (head.OutputLayer, "scores_in_half", True),
             (TransformerPolicy, "_half_of_head", lambda self, weight: self.fused.half_of(weight, torch.float16)),
             (TransformerPolicy, "_check", lambda _: None),
-            (torch, "autocast", lambda *_, **__: nullcontext()),  # it knows no such device
+            (torch, "autocast", lambda *_, **__: nullcontext()),  # it does not support the device "meta"
             (torch, "is_autocast_enabled", lambda *_: False),
         ):
             stack.enter_context(patch.object(place, name, instead))
@@ -150,7 +151,7 @@ def make_learner(shape: str, rows: int) -> PolicyLearner:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one pass, in bytes."""
+    """Counts for one pass, in bytes."""
 
     kept: int
     peak: int
@@ -158,7 +159,7 @@ class Found:
 
 
 def count(shape: str, rows: int, lengths: Lengths, *, recompute: bool = False, card: Card = CARDS["H200"]) -> Found:
-    """A micro-batch of so many rows, forward and back."""
+    """Counts the memory of a micro-batch of this many rows, forward and backward."""
     setup = team(shape_of(shape), 1, 1, rows, 1, 1, micro_batch=rows)
     setup = replace(setup, cluster=replace(setup.cluster, card=card))
     setup = replace(setup, learning=replace(setup.learning, precision="fp16"))
@@ -174,12 +175,12 @@ def count(shape: str, rows: int, lengths: Lengths, *, recompute: bool = False, c
 
 def _pass(learner: PolicyLearner, rows: int, lengths: Lengths, width: int) -> tuple[int, int]:
     passes = learner.passes
-    for _ in range(2):  # halves are made, and known to be one
+    for _ in range(2):  # makes the half-precision copies, and then finds them joined
         short = _longest_batch("a0", Lengths(8, 4), 2, processes=1)
         with learner.policy.computing():
             learner.policy.features(short.prompts, short.messages).sum().backward()
     batch = _longest_batch("a0", lengths, rows, processes=1)
-    old = [torch.empty(lengths.message, width, device=META) for _ in range(rows)]  # counted beside a step
+    old = [torch.empty(lengths.message, width, device=META) for _ in range(rows)]  # the plan counts it outside the step
     reference = Reference(batch, old, learner.policy.frozen_head(), [])
     with Live() as live, learner.policy.computing():
         scored = passes.score(reference, np.arange(rows))

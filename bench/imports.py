@@ -1,12 +1,12 @@
-"""How long does ``import teamtr`` take, ``teamtr --help``, and ``teamtr check`` of a tiny team beside what it imports?
-Fresh processes, side by side with ``import numpy``.
+"""Time of ``import teamtr``, of ``teamtr --help``, and of ``teamtr check`` of a tiny team beside the imports it needs.
+All run in fresh processes, side by side with ``import numpy``.
 
     python bench/imports.py --json              # 15 rounds, all commands of a round one after the other
-    python bench/imports.py --rounds 3          # a quick look
+    python bench/imports.py --rounds 3          # quick
 
-Every round starts each command once, so that all see the same machine and hour; the result is the median of the rounds.
-The time that Python takes to start is measured as well and taken off. One round before the others fills the cache of
-files and of compiled modules, and that of taught tiny models, and is not counted.
+Every round starts each command once, so that all run under the same conditions; the result is the median of the rounds.
+The startup time of Python is measured too and subtracted. One round before the others, which is not counted, fills the
+caches of files, of compiled modules, and of trained tiny models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 def seconds(words: tuple[str, ...]) -> float:
-    """Of one fresh process."""
+    """Seconds of one fresh process."""
     started = time.perf_counter()
     subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started

@@ -1,12 +1,12 @@
-"""What a card's host starts in a pass of the learner, and how long it takes to ask for it: per layer, on a CPU.
+"""Kernel launches in a pass of the learner, and the host time to issue them: per layer, counted on a CPU.
 
     python bench/launches.py                    # 28 layers, prompts shared by four messages and not shared
     python bench/launches.py --layers 8 --kind Llama
 
-A tiny model takes the way that it takes on a card, in half precision. Kernels of our own are counted where triton would
-be asked to start them, and do nothing; operators of torch are counted where they would start a kernel. Attention counts
-as one. "together": layers that read the same x are one product; "apart": each has its own. Microseconds are of the
-process, between kernels: without products, and without what starting a kernel takes. Compare ways of one run only.
+A tiny model takes the code path of a GPU, in half precision. Our own kernels are counted where triton would launch
+them, and do nothing; torch operators are counted if they would launch a kernel. Attention counts as one. "together":
+layers that read the same x are one product; "apart": each has its own. Microseconds are processor time of the host code
+between kernels, without matrix products and without the launches themselves. Compare only results of one run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def rows_of(shared: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def both_ways(policy: TransformerPolicy, shared: bool, between: Callable[[], Any]) -> list[Any]:
-    """What ``between`` says before a pass, after it, and after its way back."""
+    """Values of ``between`` before the forward pass, after it, and after the backward pass."""
     with policy.computing():
         said = [between()]
         features = policy.features(*rows_of(shared))
@@ -113,12 +113,12 @@ def both_ways(policy: TransformerPolicy, shared: bool, between: Callable[[], Any
 
 
 def counted(kind: str, shared: bool, together: bool) -> list[int]:
-    """Kernels of one layer, forward and back: what one more adds."""
+    """Kernels of one layer, forward and backward: the difference that one more layer makes."""
     found = []
     for layers in (3, 4):
         policy, started = make_policy(kind, layers), Counter[str]()
         with by_the_way_of_a_card(started, together=together):
-            both_ways(policy, shared, lambda: None)  # after the first, factors are rounded at once
+            both_ways(policy, shared, lambda: None)  # later passes round factors for all layers at once
             started.clear()
             with Counting(started):
                 before, forward, back = both_ways(policy, shared, started.total)
@@ -127,7 +127,7 @@ def counted(kind: str, shared: bool, together: bool) -> list[int]:
 
 
 def timed(policy: TransformerPolicy, shared: bool, together: bool) -> list[float]:
-    """Microseconds of a whole pass, forward and back."""
+    """Microseconds of a whole forward and backward pass."""
     took = []
     with by_the_way_of_a_card(Counter(), together=together), without_products():
         for _ in range(PASSES):

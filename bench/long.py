@@ -1,4 +1,4 @@
-"""Long messages, phase by phase, beside what the plan predicts: two agents of adapters on one base, one is updated.
+"""Long messages, phase by phase, beside the prediction: two adapters on one base, one of which is updated.
 
     python bench/long.py --shape 1.7b --tokens 4096,8192,16384 --episodes 16 --json       # on a GPU
     python bench/long.py --shape 8b --tokens 8192 --episodes 8 --precision bf16 --json
@@ -6,15 +6,15 @@
     python bench/long.py --shape tiny --tokens 2048 --episodes 4                          # on a CPU
     python bench/long.py --planned --markdown                                             # nothing is run
 
-Every message has all its tokens: nothing ends one. The first agent speaks on a prompt that a group has in common, the
-second on that and the first one's message; the second is updated. "score" freezes the old policy, "train" is one step
-on a quarter of the messages and then another (a first one finds its loss scale and its kernels; "passed / asked" is 1
-where no micro-batch was computed again at a smaller scale), "gate" measures the exact KL of all of them. Before these
-the longest step is rehearsed, as a run does, which settles the micro-batch and whether activations are recomputed
-(``--recompute``). "planned" is what the same models, card and settings are predicted to take; the peak of a phase is
-beside the plan of all of them.
+Every message reaches its maximal length. The first agent speaks after a prompt that its group shares, the second after
+the prompt and the first agent's message; the second is updated. "score" computes the old policy, "train" takes one step
+on a quarter of the messages and then another (the first finds its loss scale and its kernels; "passed / asked" is 1 if
+no micro-batch was recomputed with a smaller scale), and "gate" measures the exact KL of all messages. Before these, the
+longest step is rehearsed as in a run, which fixes the micro-batch and whether activations are recomputed
+(``--recompute``). "planned" is the prediction for the same models, card and settings; the peak of a phase is shown
+beside the plan for all phases.
 
-``--planned``: what one H200 holds by plan of 64 episodes, with activations kept and recomputed: the table of
+``--planned``: the memory plan of 64 episodes on one H200, with activations kept and recomputed: the table of
 docs/sizing.md.
 """
 
@@ -59,14 +59,14 @@ from throughput import shape_of, team
 GROUP = 8
 LENGTHS = (4096, 8192, 16384, 32768)
 BASES = {"1.7b": ("fp32", False), "8b": ("fp16", True)}
-"""``learner.base`` and whether adapters are applied by row: the larger one's base is held once."""
+"""``learner.base``, and whether adapters are applied by row. The larger model's base is held once."""
 STEPS = 4
-"""Steps that a batch is cut into, one of which is taken, twice."""
+"""Parts of a batch. A step takes one part; the benchmark takes this step twice."""
 
 
 def on_one_card(shape: str, tokens: int, recompute: Recompute) -> Prediction:
-    """By plan: two agents, 8 problems x 8 episodes, training and sampling in fp16; one message at a time where nothing
-    fits."""
+    """The prediction for two agents, 8 problems x 8 episodes, training and sampling in fp16; with one message at a time
+    if 16 do not fit."""
     base, by_row = BASES[shape]
     setup = team(replace(shape_of(shape), stored="bf16"), 2, 8, GROUP, 512, tokens, micro_batch=16)
     setup = replace(
@@ -79,7 +79,7 @@ def on_one_card(shape: str, tokens: int, recompute: Recompute) -> Prediction:
 
 
 def plans() -> Iterator[dict[str, Any]]:
-    """Activations kept, and recomputed where that is needed."""
+    """Rows with activations kept, and rows with activations recomputed where that is needed."""
     for shape, tokens in product(BASES, LENGTHS):
         yield _row(shape, tokens, on_one_card(shape, tokens, "never"))
         again = on_one_card(shape, tokens, "auto")
@@ -110,7 +110,7 @@ def _told(value: Any) -> str:
 
 
 def planned(a: argparse.Namespace, tokens: int) -> Setup:
-    """What is measured, as the planner sees it."""
+    """The measured setup, as input of the planner."""
     gpu, group = torch.cuda.is_available(), min(GROUP, a.episodes)
     found = team(
         shape_of(a.shape), 2, a.episodes // group, group, a.prompt, tokens, micro_batch=a.micro_batch, shared=0
@@ -124,7 +124,7 @@ def planned(a: argparse.Namespace, tokens: int) -> Setup:
 
 
 def predicted(setup: Setup, micro_batch: int, recomputes: bool) -> dict[str, float]:
-    """Seconds of each phase, with the micro-batch that was settled."""
+    """Predicted seconds of each phase, with the micro-batch that the rehearsal chose."""
     setup = replace(setup, learning=replace(setup.learning, micro_batch=micro_batch))
     learner, load = LearnerCost(setup, setup.members[1], recomputes), Load.learned(setup)
     episodes = setup.plan.problems * setup.plan.group_size
@@ -137,7 +137,7 @@ def predicted(setup: Setup, micro_batch: int, recomputes: bool) -> dict[str, flo
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float | None]:
-    """What it gave, its seconds, and its peak in GB."""
+    """The result of a call, its seconds, and its peak memory in GB."""
     wait()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -155,7 +155,7 @@ def measured(a: argparse.Namespace, tokens: int) -> Iterator[dict[str, Any]]:
     for learner in engine.learners.values():
         learner.policy.end_ids = frozenset()
     rehearsal = engine.rehearse(setup.demand)
-    plan = engine.memory_plan(setup.demand)  # with what the rehearsal settled
+    plan = engine.memory_plan(setup.demand)  # with the outcome of the rehearsal
     if not plan.fits:
         so_far("does not fit by plan", {"tokens": tokens, "GB": plan.total / GB})
     micro_batch, recomputed = rehearsal.micro_batch["a1"], "a1" in rehearsal.recomputed

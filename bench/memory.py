@@ -1,10 +1,10 @@
-"""Memory of a LoRA team on one shared base: three agents against one, each in a process of its own.
+"""Memory of a LoRA team on one shared base: three agents against one, each measured in its own process.
 
     python bench/memory.py [--json]
 
 Makes a model of about 83 million parameters (random weights), trains one stage of a team of one and of a team of
-three adapters on it, and compares peak resident memory. Peaks include the interpreter and the libraries; the
-figures without them (peak minus the memory before the model was loaded) stand beside.
+three adapters on it, and compares peak resident memory. Peaks include the interpreter and the libraries; the figures
+without them (peak minus the memory before the model was loaded) are shown too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def make_model(folder: Path) -> int:
 
 
 def peak_mib() -> float:
-    """Peak resident memory of this program; ru_maxrss would count what its parent held when it forked."""
+    """Peak resident memory of this process; ru_maxrss would include the memory of its parent at the fork."""
     status = Path("/proc/self/status")
     if status.exists():
         return next(int(x.split()[1]) for x in status.read_text().splitlines() if x.startswith("VmHWM")) / 1024
@@ -74,7 +74,7 @@ eval: {{every: 0}}
     (folder / "reward.py").write_text(
         "def reward(prompts, completions, **c):\n    return [len(x) % 3 for x in completions]\n"
     )
-    import transformers.models.qwen3.modeling_qwen3  # noqa: F401  (counted as library, not as team)
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401  (so that it counts as library, not as team)
 
     before = peak_mib()
     updates = [r for r in run.train(loads(text), folder / f"run-{agents}") if r["kind"] == "update"]

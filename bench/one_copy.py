@@ -1,10 +1,10 @@
-"""How often a frozen base is held, and what fits on one card by that: memory by plan. Nothing is run.
+"""Memory plans for one card, by how many copies of a frozen base are held. Nothing is run.
 
     python bench/one_copy.py [--markdown] [--json]
 
 Three agents with adapters on the shapes of Qwen3-8B and 32B (files in bfloat16), training and sampling in
-fp16, turns behind prompts of 256 tokens, one pass over every batch. For each way to hold the base, the micro-batch and
-the memory of pages with which a stage is fastest among those that fit; where none fits, the least that it takes.
+fp16, turns after prompts of 256 tokens, one pass over every batch. For each way to hold the base, the table shows the
+micro-batch and KV memory with which a stage is fastest among those that fit, or the smallest need if none fits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASES = {
 
 @dataclass(frozen=True)
 class Target:
-    """What is to fit: a team at a size of stage, on a card or a part of one."""
+    """A team and size of stage that should fit on a card, or on a part of one."""
 
     name: str
     model: str
@@ -66,7 +66,7 @@ def setup_of(target: Target, base: str, by_row: bool) -> Setup:
 
 
 def best(setup: Setup) -> Prediction:
-    """The fastest that fits; the smallest where none does."""
+    """The fastest prediction that fits, or the smallest if none fits."""
     found = [
         predict(
             replace(

@@ -1,14 +1,14 @@
-"""What may be done beside sampling, and what that gains: grading, scoring, saving. Ratios within one run.
+"""Gain of grading, scoring and saving in parallel with sampling, as ratios within one run.
 
     python bench/overlap.py [--json] [--parts grading,scoring,saving] [--seconds 0,0.05,0.1,0.5] [--rounds 2]
                             [--millions 135]
 
-``grading``: one rollout whose answers a Python reward grades in a process of its own, which sleeps so long for each;
-graded after the sampling and beside it, in turns. ``scoring``: sampling a batch and scoring another one's messages,
-in turns with all threads, and side by side with half of them each. ``saving``: one stage whose updates are saved before
-the next batch is sampled, as where an engine answers one call at a time, and beside it; what of it is sampling,
-updating, hashing what is saved, and committing it; the same beside a sampler that is elsewhere; and what a commit is
-made of, with random weights of so many million parameters and two moments for each.
+``grading``: one rollout whose answers are graded by a Python reward in its own process, which sleeps ``--seconds`` per
+answer; graded after sampling and in parallel with it, alternately. ``scoring``: sampling one batch and scoring the
+messages of another, one after the other with all threads, and in parallel with half of the threads each. ``saving``:
+one stage whose updates are saved before the next batch is sampled, as with an engine that takes one call at a time, and
+in parallel with sampling, split into sampling, updating, hashing and committing; the same with a sampler on another
+device; and the parts of a commit, for random weights of ``--millions`` million parameters with two moments each.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def grading(folder: Path, pause: float, tokens: int, rounds: int) -> dict[str, A
 
 
 def side_by_side(folder: Path, tokens: int, rounds: int) -> dict[str, Any]:
-    """The second agent's messages are scored while the first one samples: two models, so that nothing is shared."""
+    """Scores the second agent's messages while the first agent samples. They are two models that share nothing."""
     session = session_of(folder / "score", 0, tokens, 256)
     batch, _ = rollout(session, early=False)
     learner, first = session.engine.learner("checker"), batch.of("solver")
@@ -153,14 +153,14 @@ def side_by_side(folder: Path, tokens: int, rounds: int) -> dict[str, Any]:
 
 
 def _with_threads(count: int, work: Callable[[], None]) -> None:
-    torch.set_num_threads(count)  # of this thread alone
+    torch.set_num_threads(count)  # for this thread only
     work()
 
 
 def saving(folder: Path, kind: str, width: int, layers: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """A stage whose updates are saved before the next batch is sampled and beside it, in turns; of each the fastest.
-    Two agents: one of a stage's two updates has sampling after it. The stage's own seconds, from when it has begun;
-    ``waited``: those in which nothing but saving went on."""
+    """A stage whose updates are saved before the next batch is sampled, and in parallel with it, alternately; the
+    fastest of each counts. With two agents, one of the stage's two updates is followed by sampling. Seconds are counted
+    from the start of the stage; ``waited`` are those in which only saving was going on."""
     folder = folder / f"save-{kind}-{width}"
     text = team_text(folder, 0, tokens, width, layers)
     small = (f"team.train={kind}", "plan.problems=4", "plan.group_size=4")
@@ -221,7 +221,7 @@ def stage_of(team_file: TeamFile, out: Path, beside: bool) -> dict[str, float]:
 
 
 def saving_elsewhere(folder: Path, millions: int, pause: float) -> dict[str, Any]:
-    """What an idle processor hides: the sampler is elsewhere (a card, a server) and takes so long; here it sleeps."""
+    """Saving while a sampler on a GPU or a server leaves the processor idle; here a sleep of ``pause`` seconds."""
     tensors = {f"w{k}": torch.randn(millions * 100_000) for k in range(30)}
     weights, moments = (dict(list(tensors.items())[part]) for part in (slice(10), slice(10, 30)))
 
@@ -253,7 +253,7 @@ def saving_elsewhere(folder: Path, millions: int, pause: float) -> dict[str, Any
 
 
 def files(folder: Path, millions: int) -> dict[str, Any]:
-    """One thread, float32, as a checkpoint has them."""
+    """Time of each part of writing a checkpoint in float32, with one thread."""
     folder = folder / "files"
     folder.mkdir()
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""The memory plan beside what is then used: the longest step rehearsed, and the peak of a stage of training.
+"""The memory plan beside the memory used: by the rehearsal of the longest step, and at the peak of a training stage.
 
     python bench/plan.py --json                             # on a GPU
     python bench/plan.py --cases tiny-lora                  # on a CPU: the plan and the run, no peak
 
-Every case is a team of three agents with random weights, trained for one stage in a process of its own, as
-``teamtr train`` does it; figures are those of its log. "used" is the larger of rehearsal and stage.
+Every case is a team of three agents with random weights, trained for one stage in its own process, as by
+``teamtr train``; figures are from its log. "used" is the larger of rehearsal and stage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ON_A_CARD = ("small-lora", "small-full", "small-lora-told", "1.7b-lora", "1.7b-l
 
 
 def make_folder(folder: Path, shape: str) -> None:
-    """A model folder as transformers has it, random weights and the built-in tokenizer."""
+    """Save a transformers model with random weights and the built-in tokenizer."""
     import torch
 
     from teamtr.engines.torch.tokenizer import character_tokenizer
@@ -65,7 +65,7 @@ def team_text(case: dict[str, Any], model: Path) -> str:
 
 
 def one(name: str) -> dict[str, Any]:
-    """One case, in this process."""
+    """Run one case in this process."""
     from teamtr.config import loads
     from teamtr.session import train as run
     from teamtr.session.build import build

@@ -1,19 +1,19 @@
-"""Which arithmetic can see a trust region: the KL that rounding alone produces, beside seconds per update.
+"""Which precisions can resolve a trust region: the KL that rounding alone produces, beside seconds per update.
 
     python bench/precision.py --shape 1.7b --lengths 16,256,1024              # on a GPU, random weights
     python bench/precision.py --model FOLDER --lengths 16,256,1024            # real weights
     python bench/precision.py --shape 1.7b --lengths 1024,4096,8192,16384 --floors --json     # long messages
     python bench/precision.py --shape tiny --lengths 4,16                     # on a CPU
 
-For every arithmetic: "floor" is the largest difference to float32 of the measured KL over perturbations of an
-adapter whose true KL is at most the radius (what ``teamtr check`` measures); "negligible" the KL read after a
-perturbation of relative size 1e-6; "halving" the ratio of the KL of a step to that of half the step (4 where the
-square law holds, 1 where back-off would never end). An update is one scoring pass, four steps and the gate.
-"seen from": the least radius whose tenth is above the floor, in nats per message and per token; it does not depend on
-``--radius``. "grows as": the power of the length that it grows with, over all lengths. ``--floors`` leaves out updates,
-"halving" and the sampler; ``--words random`` does not sample the messages, which takes long where they are long. On a
-CPU, products in half precision are added up in float32 and rounded once, as a card does it: few CPUs have instructions
-for them.
+For every precision: "floor" is the largest difference to float32 of the measured KL over perturbations of an adapter
+whose true KL is at most the radius (what ``teamtr check`` measures). "negligible" is the KL measured after a
+perturbation of relative size 1e-6. "halving" is the ratio of the KL of a step to that of half the step (4 if the KL is
+quadratic, 1 if backtracking would never end). An update is one scoring pass, four steps and the gate. "seen from" is
+the least radius whose tenth is above the floor, in nats per message and per token; it does not depend on ``--radius``.
+"grows as" is the exponent of its growth with message length, over all lengths. ``--floors`` leaves out updates,
+"halving" and the sampler. ``--words random`` does not sample the messages, which saves time if they are long. On a CPU,
+half-precision products are accumulated in float32 and rounded once, as on a GPU, since few CPUs have instructions for
+them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from teamtr.theory.power_law import slope
 
 PERTURBATIONS = (1e-5, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 MOST_TOKENS = 8192
-"""Of all messages of one length together, where that is at least four messages; of two, where they are longer."""
+"""Most tokens of all messages of one length together. At least four messages are used, or two if they are long."""
 AT_ONCE = 16_384
 """Tokens of a micro-batch."""
 SEEN = 10.0
-"""Times the floor: a radius that the gate can see."""
+"""A radius must be this many times the floor for the gate to resolve it."""
 
 
 ATEN = torch.ops.aten
@@ -52,7 +52,7 @@ PRODUCTS = {
 
 
 class RoundedOnce(TorchDispatchMode):
-    """Within, products of half-precision matrices are computed in float32 and rounded."""
+    """Computes products of half-precision matrices in float32, and rounds the result."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         half = next((x.dtype for x in args if isinstance(x, torch.Tensor) and x.dtype.itemsize == 2), None)
@@ -65,7 +65,7 @@ class RoundedOnce(TorchDispatchMode):
 
 
 def kl_of(learner: Any, batch: Any, precision: str, change: Any) -> float:
-    """The mean KL per message that this arithmetic reads after a change of the weights."""
+    """The mean KL per message measured in this precision after a change of the weights."""
     before = learner.snapshot()
     learner.policy.precision = precision
     try:
@@ -78,7 +78,7 @@ def kl_of(learner: Any, batch: Any, precision: str, change: Any) -> float:
 
 
 def seen_from(true: dict[float, float], read: dict[float, float], negligible: float) -> float:
-    """The least radius that is ``SEEN`` times the largest error of all perturbations within it."""
+    """The least radius of at least ``SEEN`` times the largest error over all perturbations within it."""
     least = SEEN * negligible
     for size in sorted(true, key=true.__getitem__):
         if true[size] > least:
@@ -88,13 +88,13 @@ def seen_from(true: dict[float, float], read: dict[float, float], negligible: fl
 
 
 def growth(results: list[dict[str, Any]], precision: str) -> float | None:
-    """The power of the length that what is seen grows with."""
+    """The exponent with which the resolvable radius grows with message length."""
     own = [(r["tokens"], r["seen from"]) for r in results if r["precision"] == precision and r["seen from"] > 0.0]
     return float(slope([n for n, _ in own], np.array([v for _, v in own]))) if len(own) > 1 else None
 
 
 def halving(learner: Any, batch: Any, precision: str, size: float) -> float:
-    """KL of a perturbation over KL of half of it, both read in this arithmetic."""
+    """The KL of a perturbation divided by the KL of half of it, both measured in this precision."""
     before = learner.snapshot()
     learner.perturb(size, seed=5)
     after = learner.snapshot()
@@ -123,7 +123,7 @@ def update_seconds(learner: Any, batch: Any, precision: str) -> float:
 
 
 def mismatches(model: Any, prompts: list[Any], length: int, gpu: bool) -> list[dict[str, Any]]:
-    """Sampler against learner (fp32) log-probabilities of the same tokens, for each arithmetic of sampling."""
+    """Differences of log-probabilities between sampler and learner (fp32) on the same tokens, by sampling precision."""
     found = []
     for sampler in ("bf16", "fp16") if gpu else ("fp32",):
         engine = adapted_team(copy.deepcopy(model), 1, "fp32", micro_batch=16, sampler=sampler, compiled=False)
@@ -173,7 +173,7 @@ def measure() -> None:
     plain = None if a.floors else copy.deepcopy(model)
     engine = adapted_team(model, 1, "fp32", micro_batch=16, sampler="bf16" if gpu else None, compiled=False)
     learner = engine.learner("a0")
-    learner.perturb(0.3, seed=1)  # an adapter that has learnt something, so that both of its factors matter
+    learner.perturb(0.3, seed=1)  # perturbed like a trained adapter, so that both of its factors matter
     rng = np.random.default_rng(0)
     results, apart = [], []
     for length in map(int, a.lengths.split(",")):

@@ -1,20 +1,20 @@
-"""Turns that wait for the slowest message, and turns that do not: the same episodes, the same noise, one run.
+"""Lockstep turns, which wait for the slowest message, against ragged turns: the same episodes and noise in one run.
 
     python bench/ragged.py --shape 1.7b --json              # on a GPU: 256 episodes of three agents, fp16
     python bench/ragged.py --shape tiny --episodes 24       # on a CPU
     python bench/ragged.py --shape 1.7b --messages RUN      # lengths of the messages that a run has stored
 
-Three agents speak in turn, each an adapter on one base; a message is read by the next. How long messages are is drawn
-from ``gsm8k_lengths.json`` (what it holds is written there), or episode by episode from those of a run, whose turns are
-then played by as many agents. Weights are random: a message ends where its noise does. Four ways:
+Three agents, each an adapter on one base, speak in turn, and each reads the message before. Message lengths are drawn
+from ``gsm8k_lengths.json`` (which describes its contents), or per episode from a stored run, with as many agents as it
+has. Weights are random, and a message ends where its noise ends. There are two schedules:
 
-- lockstep: nobody's next message begins before the slowest of all episodes has ended;
-- ragged: episodes go on as their messages end;
+- lockstep: no next message begins before the slowest of all episodes has ended its message;
+- ragged: every episode continues as soon as its message ends.
 
-each with adapters merged, one agent at a time, and applied by row, so that rows of all agents are one batch. "rows" is
-how many rows a decode step has on average, "prefilling" the seconds of so many "prefills", "alike" the share of
-messages with the tokens of the first way: all of them in fp32, and in half precision those in which no rounding
-decided. Every way is timed ``--rounds`` times, one after the other, and the best counts.
+Each is run with merged adapters, one agent at a time, and with adapters applied by row, so that rows of all agents form
+one batch. "rows" is the average number of rows of a decode step, "prefilling" the seconds of all "prefills", and
+"alike" the share of messages with the same tokens as in the first way: all in fp32, and in half precision those that
+rounding did not change. Every way is timed ``--rounds`` times, alternating, and the best time counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAYS = (("lockstep", "merged"), ("ragged", "merged"), ("lockstep", "by_row"), ("
 
 @dataclass(frozen=True)
 class Talk:
-    """How long messages are, in tokens, and who says them."""
+    """Message lengths in tokens by episode and turn, and the order of speakers."""
 
     lengths_ET: np.ndarray
     speakers: tuple[str, ...]
@@ -57,14 +57,14 @@ class Talk:
 
 
 def drawn(episodes: int, most: int, rng: np.random.Generator) -> Talk:
-    """Three messages, each as long as one of the file's."""
+    """Three messages per episode, with lengths drawn from the file."""
     counts = json.loads(LENGTHS.read_text())["lengths"]
     lengths = np.repeat([int(tokens) for tokens in counts], list(counts.values()))
     return Talk(np.minimum(rng.choice(lengths, size=(episodes, 3)), most), ("a0", "a1", "a2"))
 
 
 def drawn_of(run: Path, episodes: int, most: int, rng: np.random.Generator) -> Talk:
-    """Whole episodes of a run, of the most frequent order of speakers."""
+    """Lengths of whole episodes of a run that have its most frequent order of speakers."""
     batches = [read_episodes(file) for file in sorted((run / "episodes").glob("*.jsonl.gz"))]
     orders = Counter(tuple(turn.agent for turn in e.turns) for batch in batches for e in batch.episodes)
     if not orders:
@@ -85,7 +85,7 @@ def drawn_of(run: Path, episodes: int, most: int, rng: np.random.Generator) -> T
 
 @dataclass
 class Episodes:
-    """Episodes of fixed lengths, as a caller of a stream; ``together``: they wait for each other after every turn."""
+    """Episodes with fixed message lengths that feed a stream. ``together``: all wait for the slowest every turn."""
 
     problems: Sequence[Ids]
     talk: Talk
@@ -124,7 +124,7 @@ class Episodes:
 
 @dataclass
 class Counted:
-    """Decode steps of a server, and the rows in them; how often prompts were prefilled, and how long that took."""
+    """Counts a server's decode steps and their rows, and its prefills with their seconds."""
 
     server: Server
     steps: int = 0
@@ -150,7 +150,7 @@ class Counted:
         self.server._prefill = timing  # type: ignore[method-assign]
 
     def forget(self, prompts: Sequence[int], tokens: int) -> None:
-        """Nobody finds pages that were computed before; room and captured graphs stay."""
+        """Reset the counts and the prefix cache; allocated memory and captured graphs stay."""
         self.steps = self.rows = self.prefills = 0
         self.prefilling = 0.0
         self.server.reserve(prompts, tokens)
@@ -187,7 +187,7 @@ def main() -> None:
     prompts = [problems[e // a.group] for e in range(a.episodes)]
     engine = adapted_team(make_model(a.shape), talk.agents, a.precision, micro_batch=1, sampler=a.precision)
     for k, name in enumerate(engine.agents):
-        engine.learner(name).perturb(0.5, seed=k)  # an adapter begins as no change
+        engine.learner(name).perturb(0.5, seed=k)  # a new adapter changes nothing
         engine.learner(name).policy.end_ids = frozenset()
     pools = {
         adapters: SamplerPool(a.precision, device(), (30 << 30) if gpu else (1 << 30), adapters=adapters)

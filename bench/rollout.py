@@ -1,12 +1,12 @@
-"""Sampling speed: our sampler beside what transformers offers, same model, same prompts, one run.
+"""Sampling speed of our sampler beside that of transformers: same model, same prompts, one run.
 
     python bench/rollout.py --shape 1.7b                    # on a GPU: 256 rows of 256 + 128 tokens, bf16
     python bench/rollout.py --shape tiny --rows 16 --prompt 64 --new 32     # on a CPU
-    python bench/rollout.py --profile                       # and what a decoded token's time goes to
+    python bench/rollout.py --profile                       # and the kernels of a decode step
 
-"decode" counts tokens after the prefill against the time of decoding alone; "whole" counts everything. The floor is
-the time to read the weights and all keys and values once per token, at the bandwidth of a copy measured in the run.
-Ours is the better of two warm calls, ``generate`` one warm call, continuous batching one call.
+"decode" is tokens per second of decoding only; "whole" includes the prefill. The floor is the time to read the weights
+and all keys and values once per token, at the bandwidth of a copy measured in the same run. Ours is the better of two
+warm calls, ``generate`` one warm call, continuous batching one call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, pro
 
     def sample(tokens: int, rows: list[np.ndarray] = prompts, version: str | None = None) -> Callable[[], Any]:
         noise = uniforms(1, len(rows), tokens)
-        name = version or f"v{next(calls)}"  # another version finds no pages: the prompts are computed anew
+        name = version or f"v{next(calls)}"  # a new version has no cached KV blocks: prompts are computed again
         return lambda: server.sample(name, rows, noise, drawing=TokenSampler(TEMPERATURE), end_ids=frozenset())
 
     started = seconds(sample(new))
@@ -77,7 +77,7 @@ def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, pro
 
 
 def generate(model: Any, prompts: list[np.ndarray], new: int, **options: Any) -> dict[str, float]:
-    """transformers' own loop; its cache is dynamic unless the options say otherwise."""
+    """transformers' ``generate``, with a dynamic cache unless the options set another."""
     ids = torch.as_tensor(np.stack(prompts), dtype=torch.int64, device=device())
     common = {
         "attention_mask": torch.ones_like(ids), "do_sample": True, "temperature": TEMPERATURE, "top_k": 0,
@@ -87,7 +87,7 @@ def generate(model: Any, prompts: list[np.ndarray], new: int, **options: Any) ->
     def call(tokens: int) -> Callable[[], Any]:
         return lambda: model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, **common)
 
-    for tokens in (1, new) if options else (min(new, 8),):  # a static cache is compiled for every length of its own
+    for tokens in (1, new) if options else (min(new, 8),):  # a static cache is compiled for each length
         call(tokens)()
     first, whole = seconds(call(1)), seconds(call(new))
     return {"decode": len(prompts) * (new - 1) / (whole - first), "whole": len(prompts) * new / whole}
@@ -133,7 +133,7 @@ def main() -> None:
     cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * dtype.itemsize
     per_step = parameters * dtype.itemsize + a.rows * (a.prompt + a.new / 2) * cached
     floor = a.rows / (per_step / bandwidth())
-    # The embedding is the head as well; attention's own products are left out, a few per cent here.
+    # The embedding is also the head; the products within attention, a few per cent here, are left out.
     most = matrix_rate(dtype) / (2 * parameters)
 
     sampler = partial(ours, model, prompts, a.new, profiled=a.profile)

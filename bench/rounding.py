@@ -1,11 +1,11 @@
-"""What rounding a frozen base costs the model itself: KL per token between the float32 base and the rounded one.
+"""The effect of rounding a frozen base on the model: KL per token between the float32 base and the rounded one.
 
     python bench/rounding.py tiny FOLDER [--text FILE] [--tokens 1024] [--markdown] [--json]
 
-``tiny`` is the built-in model, untaught; FOLDER one of transformers. KL(float32, rounded) at every token of a text, in
-float32, with the code that trains (``learner.base``); the text is docs/concepts.md unless told. Beside it the share of
-tokens whose most likely next token stays the same, and the loss on the text. *one scale* is int8 with one scale for
-each weight instead of one for each row, which is not in the library.
+``tiny`` is the built-in model without warm-up, FOLDER a transformers model. Reports KL(float32, rounded) over the
+tokens of a text (default: docs/concepts.md), computed in float32 with the code that trains (``learner.base``), the
+share of tokens whose most likely next token stays the same, and the loss on the text. *one scale* is int8 with one
+scale per weight matrix instead of one per row, which the library does not offer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from teamtr.engines.torch.short_base import ROUNDED, keep_short
 
 TEXT = Path(__file__).parent.parent / "docs" / "concepts.md"
 WINDOW = 256
-"""Tokens of a row."""
+"""Tokens per row."""
 
 
 def one_scale(model: Any, fused: FusedLora) -> None:
@@ -60,7 +60,7 @@ def logits_of(model: Any, rows_BT: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rows(source: str, text: str, tokens: int) -> Iterator[dict[str, Any]]:
-    """Of each way to keep the base, what becomes of the model."""
+    """One row of results for each way to store the base."""
     quieten()
     model, tokenizer = loaded(source)
     ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False)[:tokens])

@@ -1,17 +1,17 @@
-"""A served team under load: tokens per second and the time to the first token, beside ``generate`` behind its server.
+"""A served team under load: tokens per second and time to first token, beside ``generate`` behind the same server.
 
     python bench/serving.py --tokenizer FOLDER --shape 1.7b --users 1,16,64,256      # on a GPU: three agents
     python bench/serving.py --tokenizer FOLDER --shape tiny --users 1,4 --tokens 8   # on a CPU
 
-The server is that of ``teamtr serve``, in a process of its own. Users ask it over HTTP, each the next question when it
-has the answer, and read the whole discussion as a stream. At every number of users they ask once to warm it up and then
-``--rounds`` times. Tokens are those of all agents. The first token is that of the agent that speaks first.
+The server is that of ``teamtr serve``, in its own process. Each user sends a request over HTTP, reads the whole
+discussion as a stream, and then sends the next. At every number of users, each sends one request for warm-up and then
+``--rounds`` requests. Tokens are those of all agents. The first token is that of the agent that speaks first.
 
-"ours" has each agent's adapter merged and samples one agent at a time; "by_row" applies adapters row by row, so that
-messages of all agents are one batch (``sampling.adapters``). ``generate`` is transformers' own loop in the sampler's
-place: batched by the same scheduler, streamed and ended through a stopping criterion. Adapters are new, so that it may
-leave them out: all say what the base says. With ``--shape`` the weights are random and the words are those of
-``--tokenizer``, a model's folder; messages then last ``--tokens`` tokens.
+"ours" merges the adapter of one agent at a time and samples one agent at a time; "by_row" applies adapters by row, so
+that messages of all agents form one batch (``sampling.adapters``). ``generate`` replaces the sampler with transformers'
+loop: batched by the same scheduler, and streamed and ended through a stopping criterion. It leaves adapters out, which
+changes nothing since they are new and equal the base. With ``--shape`` the weights are random and the tokenizer is that
+of the model folder ``--tokenizer``; messages then last ``--tokens`` tokens.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ QUESTION = "Question {number}: a farmer has {number} fields with {rows} rows eac
 
 
 class Generating:
-    """transformers' ``generate`` as the sampler of an engine."""
+    """An engine that samples with transformers' ``generate``."""
 
     def __init__(self, inner: Engine, folder: str) -> None:
         from transformers import AutoModelForCausalLM
@@ -111,7 +111,7 @@ def _sample(said: list[int], ends: frozenset[int], version: str) -> Sample:
 
 
 def serve(kind: str, model: str, tokens: int, most_users: int) -> None:
-    """In a process of its own: prints its port, and serves until it is ended."""
+    """Run the server in this process: print its port and serve until terminated."""
     adapters = "by_row" if kind == "by_row" else "merged"
     team_file = loads(TEAM.format(model=model, tokens=tokens), "bench", [f"sampling.adapters={adapters}"])
     session = build(team_file.anchored(Path.cwd()))
@@ -127,7 +127,7 @@ def serve(kind: str, model: str, tokens: int, most_users: int) -> None:
 
 @dataclass(frozen=True)
 class Answered:
-    """Seconds until a request's first token and until its end, and the tokens of all agents."""
+    """Seconds to a request's first token and to its end, and the number of tokens of all agents."""
 
     first: float
     whole: float

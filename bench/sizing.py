@@ -1,11 +1,11 @@
-"""What to choose for 1, 8, 64 and 512 cards: the fastest setting that fits, by the throughput model. Nothing is run.
+"""The fastest settings that fit on 1, 8, 64 and 512 cards, by the throughput model. Nothing is run.
 
     python bench/sizing.py [--card H200] [--cards 1,8,64,512] [--growing] [--markdown] [--json]
 
-Three agents on the shapes of Qwen3-1.7B, 8B and 32B, 64 problems x 8 episodes x 3 turns of 256 tokens behind prompts
-of 256, one pass over every batch, radius 0.05. ``--growing``: 8 problems for each card, where that is more. Of all
-powers of two up to the number of cards, with and without ``cluster.shard_base``, with micro-batches from 16 down, and
-with pages for one batch or for more, it takes what is fastest: one worker to a card, as many shards as workers.
+Three agents on the shapes of Qwen3-1.7B, 8B and 32B, 64 problems x 8 episodes x 3 turns of 256 tokens after prompts of
+256, one pass over every batch, radius 0.05. ``--growing``: 8 problems per card, if that is more. The search covers all
+powers of two up to the number of cards as the number of workers (one per card, as many shards as workers), with and
+without ``cluster.shard_base``, micro-batches from 16 down, and KV memory for one batch or the default.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHASES = ("sample", "score", "train", "gate", "exchange", "gather")
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest setting that fits; None where none does."""
+    """The fastest setting that fits; ``best`` is None if none fits."""
 
     model: str
     train: str
@@ -89,7 +89,7 @@ def _settings(setup: Setup, card: Card, cards: int) -> Iterator[Setup]:
 
 
 def as_markdown(row: dict[str, Any]) -> str:
-    """The sizes, the phases in short and what bounds them."""
+    """A row with the sizes, the phases in groups, and what limits the stage."""
     told = [str(row[name]) for name in ("model", "train", "cards", "problems")]
     if "stage s" not in row:
         return f"| {' | '.join(told)} | does not fit | | | | | | |"

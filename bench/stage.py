@@ -1,17 +1,17 @@
-"""A stage of a team of adapters on one card, phase by phase, beside the same stage on ``generate`` and on TRL.
+"""A stage of a team of adapters on one GPU, phase by phase, beside the same stage with ``generate`` and with TRL.
 
     python bench/stage.py --shape 1.7b          # 3 agents, 64 problems x 8 episodes x 3 turns of 256 tokens
-    python bench/stage.py --shape 1.7b --parts ours --sampler fp16 --score own,sampler      # who scores the old policy
+    python bench/stage.py --shape 1.7b --parts ours --sampler fp16 --score own,sampler      # both ways of scoring
     python bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy --pages-gb 8 --micro-batch 4
     python bench/stage.py --shape tiny --problems 2 --group 2 --tokens 8 --prompt 16        # on a CPU
 
-Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. Before the
+Ours samples all turns again before every update and runs the whole update: scores, steps, the exact gate. Before the
 clock starts it rehearses the longest steps, as a run does, which lowers an agent's micro-batch to what fits. The rivals
-are measured on one turn of middle length and one update (the padded one on a quarter of an update's messages), and
-multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed, each with the cache that is the
-default and with a static one, which transformers compiles and captures. All are warm when the clock starts. Then the
-same stage by plans that reuse rollouts (``--parts plans``), which decide as in training, and the memory of teams of 1
-and of 8 agents in conversations of eight turns.
+are measured on one turn of middle length and one update (padded training on a quarter of an update's messages), and
+scaled up: ``generate`` + padded training, and TRL's GRPO step if trl is installed, each with the default cache and with
+a static one, which transformers compiles and captures. All are warm when the clock starts. ``--parts plans`` runs the
+same stage with plans that reuse rollouts, which decide as in training, and ``--parts memory`` measures the memory of
+teams of 1 and of 8 agents in conversations of eight turns.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def team_of(a: argparse.Namespace, agents: int, **sampling: Any) -> Any:
 
 
 def _model(a: argparse.Namespace) -> Any:
-    """A base that is held once is made in fp16: a card with room for it may have none for float32."""
+    """A base that is held once is created in fp16, since the float32 model may not fit on the card."""
     if not a.one_copy:
         return make_model(a.shape)
     model = make_model(a.shape, torch.float16)
@@ -97,7 +97,7 @@ def _model(a: argparse.Namespace) -> Any:
 
 
 def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], turns: int) -> Said:
-    """The agents speak in turn, on what was said before: token ids only."""
+    """A rollout in token ids: the agents speak in turn, each with the whole conversation as context."""
     rng = np.random.default_rng(seed)
     problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, SHAPES[a.shape]["vocab_size"])
     contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
@@ -114,7 +114,7 @@ def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], tur
 
 
 def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int, score: str = "own") -> Any:
-    """A whole update of this agent, on rewards by chance."""
+    """A whole update of this agent, with random rewards."""
     plan = PRESETS["teamtr"]
     returns = np.random.default_rng(seed).random((a.problems, a.group))
     advantages = plan.advantage.estimate(returns)
@@ -157,7 +157,7 @@ def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
 
 
 class Numbers:
-    """A codec whose text is the ids themselves."""
+    """A codec whose text is the token ids as numbers."""
 
     def encode(self, messages: Sequence[dict[str, str]]) -> Any:
         found = [int(x) for m in messages for x in re.findall(r"(?<![a-z0-9])\d+", m["content"])]
@@ -171,7 +171,7 @@ class Numbers:
 
 
 class Coins(Task):
-    """Random problems, paid by chance, which the words decide."""
+    """Random problems with a pseudo-random reward of 0 or 1, computed from the text."""
 
     def __init__(self, a: argparse.Namespace) -> None:
         prompts = random_prompts(np.random.default_rng(7), a.problems, a.prompt, SHAPES[a.shape]["vocab_size"])
@@ -183,8 +183,8 @@ class Coins(Task):
 
 
 def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]:
-    """Two stages of the loop itself; the second is measured, the first warms up and says what sampling costs. The first
-    step of an update is shortened to its share of the radius, so that the steps are of the size that was asked for."""
+    """Two stages of the training loop; the second is measured, the first warms up and measures the cost of sampling.
+    The first step of an update is shortened to its share of the radius, so that steps have the intended size."""
     engine, plan, task = team_of(a, a.agents), PRESETS[name], Coins(a)
     rehearse(engine, a)
     agents = tuple(Agent(n, engine.version(n), max_tokens=a.tokens) for n in engine.learners)
@@ -240,13 +240,13 @@ def sizes(a: argparse.Namespace) -> tuple[int, ...]:
 
 
 def rehearse(engine: Any, a: argparse.Namespace) -> None:
-    """As a run does: it lowers an agent's micro-batch to what fits."""
+    """Rehearse the longest steps, as a run does, which lowers an agent's micro-batch to what fits."""
     done = engine.rehearse(team(shape_of(a.shape), *sizes(a), micro_batch=a.micro_batch).demand)
     so_far("rehearsed", {"micro-batch": done.micro_batch, "recomputed": done.recomputed})
 
 
 def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
-    """Sampling is compiled and captured by now; the first step of training chooses its kernels. Nothing is kept."""
+    """Run one training step to choose its kernels, and restore the weights. Sampling is warm by then."""
     agent = next(iter(engine.learners))
     learner = engine.learner(agent)
     before = learner.snapshot()
@@ -260,7 +260,7 @@ def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
 
 
 def middle(a: argparse.Namespace) -> int:
-    """The context of a turn in the middle: the problem and half of what the others say."""
+    """Context length of a middle turn: the problem and half of the other agents' messages."""
     return a.prompt + (a.agents - 1) * a.tokens // 2
 
 
@@ -269,7 +269,7 @@ def half() -> str:
 
 
 def rival(a: argparse.Namespace, training: Callable[[], dict[str, float]], kind: str | None) -> dict[str, Any]:
-    """One turn in the middle with ``generate`` and this cache, multiplied, and padded training."""
+    """A stage composed of a middle turn sampled by ``generate`` with this cache, scaled up, and padded training."""
     rows, vocabulary = a.problems * a.group, SHAPES[a.shape]["vocab_size"]
     options = {"cache_implementation": kind} if kind else {}
     model = make_model(a.shape, DTYPES[half()])
@@ -283,7 +283,7 @@ def rival(a: argparse.Namespace, training: Callable[[], dict[str, float]], kind:
 
 
 def padded_training(a: argparse.Namespace) -> dict[str, float]:
-    """A quarter of one update, multiplied: of the whole stage."""
+    """Seconds of a stage's padded training, scaled up from a quarter of one update."""
     rows, vocabulary, rng = a.problems * a.group, SHAPES[a.shape]["vocab_size"], np.random.default_rng(4)
     part = max(4, rows // 4)
     args = SimpleNamespace(
@@ -297,7 +297,7 @@ def padded_training(a: argparse.Namespace) -> dict[str, float]:
 
 
 def trl(a: argparse.Namespace, kind: str | None) -> dict[str, Any]:
-    """A stage composed of TRL's GRPO steps at middle context."""
+    """A stage composed of TRL's GRPO steps with a middle context."""
     step = grpo_step(
         a.shape, problems=a.problems, group=a.group, prompt=middle(a), tokens=a.tokens, cache=kind,
         micro_batch=a.rival_micro_batch, precision=half(), steps=1,
@@ -312,9 +312,9 @@ def beside(a: argparse.Namespace, name: str, training: Callable[[], dict[str, fl
 
 
 def memory(a: argparse.Namespace, agents: int) -> dict[str, Any]:
-    """Peak of a small stage with this many agents, which share the same number of turns: contexts are as long, messages
-    as many, only the agents differ. Everybody is updated on the same conversations. Micro-batches are small and pages
-    few, so that neither hides what an agent costs."""
+    """Peak memory of a small stage with this many agents. The number of turns is fixed, so that contexts and messages
+    are the same and only the number of agents differs. All are updated on the same conversations. Micro-batches and KV
+    memory are small, so that neither hides the cost of an agent."""
     sizes = {"problems": max(2, a.problems // 8), "tokens": a.tokens // 2, "micro_batch": max(1, a.micro_batch // 4)}
     small = argparse.Namespace(**{**vars(a), **sizes})
     engine = team_of(small, agents, compiled=False, pages_gb=MEMORY_PAGES_GB)
@@ -380,7 +380,7 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
         try:
             results[name] = run()
-        except Exception as error:  # of a library that is not ours: what was measured before it is not lost
+        except Exception as error:  # a failing TRL must not lose what was measured before
             if not name.startswith("TRL"):
                 raise
             lost.append(f"{name}: not measured: {type(error).__name__}: {error}")

@@ -1,12 +1,11 @@
-"""One optimizer step of a stage, kernel by kernel: of the agent that speaks first, and of the one that speaks third.
+"""One optimizer step of a stage, kernel by kernel, for the agent that speaks first and for the one that speaks third.
 
     python bench/step.py --shape 1.7b                                               # on a GPU: 64 problems x 8 episodes
     python bench/step.py --shape tiny --problems 2 --group 2 --tokens 8             # on a CPU
 
-Messages and what others said before them are random words, all of ``--tokens`` tokens, behind problems as long. A step
-takes a quarter of the messages, drawn at random, as an update does. "begin" scores the old policy, "step" is the mean
-of the four steps of a pass, "measure" looks at a quarter of the messages; everything is warm. The kernels of one step
-go to stderr.
+Problems and messages, those of earlier speakers included, are random tokens, each ``--tokens`` long. A step takes a
+random quarter of the messages, as in an update. "begin" scores the old policy, "step" is the mean of the four steps of
+a pass, and "measure" measures the KL of a quarter of the messages, all warm. The kernels of one step go to stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from teamtr.presets import PRESETS
 
 STEPS = 4
 BEFORE = {"first": 0, "third": 2}
-"""Messages that were said before the agent's own."""
+"""Number of messages before the agent's own."""
 
 
 def said(a: argparse.Namespace, before: int, rng: np.random.Generator) -> Any:
@@ -57,7 +56,7 @@ def measured(a: argparse.Namespace, learner: Any, speaker: str) -> dict[str, Any
         learner.step(rows, advantages[rows], objective, beta=1.0, learning_rate=1e-5)
 
     found: dict[str, Any] = {}
-    for _ in range(2):  # the first chooses kernels
+    for _ in range(2):  # the first round chooses kernels
         begin = seconds(partial(learner.begin, batch))
         took = [seconds(partial(step, rows)) for rows in parts]
         found = {

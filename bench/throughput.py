@@ -1,10 +1,10 @@
-"""What the throughput model predicts beside every figure that was measured: one H200, and CPU cores.
+"""Predictions of the throughput model beside the measured figures: one H200, and CPU cores.
 
     python bench/throughput.py [--markdown] [--json]
 
-Nothing is run: measured figures are those of docs/performance.md, docs/growth.md and docs/cluster.md, where the
-commands stand (of 8B agents and of 4,096 tokens: docs/sizing.md says what is known). One that a constant of
-``teamtr.planning.rates`` was taken from says so; all others are predictions.
+Nothing is run: measured figures are those of docs/performance.md, docs/growth.md and docs/cluster.md, with their
+commands (for 8B agents and 4,096 tokens, docs/sizing.md says what is known). Figures that a constant of
+``teamtr.planning.rates`` was fitted to are marked; all others are predictions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ H200 = CARDS["H200"]
 
 
 def shape_of(name: str) -> ModelShape:
-    """As the benchmarks make their models."""
+    """The shape of a benchmark model."""
     return ModelShape.of({"tie_word_embeddings": True, **SHAPES[name], "model_type": "qwen3"})
 
 
@@ -52,8 +52,9 @@ QWEN_8B = replace(QWEN_1_7B, layers=36, width=4096, inner=12288, heads=32)
 
 @dataclass(frozen=True)
 class Figure:
-    """``measured``: from the least to the most, where it was measured more than once. ``fitted``: a constant of the
-    model was taken from it. ``older``: by the learner before its products were joined, and not since."""
+    """A measured figure and its prediction. ``measured``: the least and the most, which differ if it was measured more
+    than once. ``fitted``: a constant of the model was fitted to it. ``older``: only measured with the learner before
+    its products were joined."""
 
     what: str
     unit: str
@@ -64,7 +65,7 @@ class Figure:
 
     @property
     def ratio(self) -> float:
-        """Of the prediction to the measured figure nearest to it."""
+        """The prediction divided by the nearest measured value."""
         least, most = self.measured
         return self.predicted / min(max(self.predicted, least), most)
 
@@ -87,7 +88,7 @@ def team(
     rank: int | None = 16,
     shared: int = 0,
 ) -> Setup:
-    """Agents that speak once each, on what was said before, as bench/stage.py has them."""
+    """A setup of agents that speak once each with the whole conversation as context, as in bench/stage.py."""
     names = [f"a{k}" for k in range(agents)]
     plan = Plan.preset("teamtr", radius=0.05, problems=problems, group_size=group)
     return Setup(
@@ -124,7 +125,7 @@ def figures() -> list[Figure]:
 
 
 def sampling() -> Iterator[Figure]:
-    """bench/rollout.py: 256 rows of 256 + 128 tokens, different prompts, or 32 of them for 8 rows each."""
+    """bench/rollout.py: 256 rows of 256 + 128 tokens, with different prompts, or with 32 prompts for 8 rows each."""
     decoder = Decoder(QWEN_1_7B, H200, "bf16", pages=40 << 30)
 
     def decode(group: int = 1) -> float:
@@ -150,8 +151,8 @@ def long_messages() -> Iterator[Figure]:
 
 
 def steps() -> Iterator[Figure]:
-    """bench/step.py: scores of 512 messages, a step on 128 of them and a measurement of as many, of the agent that
-    speaks first and of the one that speaks third."""
+    """bench/step.py: scores of 512 messages, a step on 128 of them and a measurement of 128, for the agent that speaks
+    first and the one that speaks third."""
     measured = {
         (32, 0): (1.18, 0.873, 0.389),
         (32, 2): (2.80, 1.775, 0.791),
@@ -174,7 +175,7 @@ def steps() -> Iterator[Figure]:
 
 
 def updates() -> Iterator[Figure]:
-    """bench/update.py: 256 messages of 192 tokens behind contexts of 385, which share nothing, two epochs."""
+    """bench/update.py: 256 messages of 192 tokens after contexts of 385 with no common beginnings, two epochs."""
     setup = team(QWEN_1_7B, 1, 32, 8, 385, 192, micro_batch=32, epochs=2)
     alone = tuple(replace(turn, alike=0) for turn in setup.turns)
     learner = LearnerCost(replace(setup, turns=alone), setup.members[0])
@@ -186,8 +187,8 @@ def updates() -> Iterator[Figure]:
 
 
 def stages() -> Iterator[Figure]:
-    """bench/stage.py: three agents, fresh rollouts before every update. That of 1.7B took the sampler's scores, which
-    the model does not know: without scoring the wholes compare. One stage of bench/growth.py."""
+    """bench/stage.py: three agents, fresh rollouts before every update. The stage at 1.7B used the sampler's scores,
+    which the model does not cover, so its totals are compared without scoring. Also one stage of bench/growth.py."""
     asked = team(QWEN_1_7B, 3, 64, 8, 256, 256, micro_batch=64)
     sampling = replace(asked.sampling, precision="fp16")
     found = predict(replace(asked, learning=replace(asked.learning, kept_features=KEPT_BYTES), sampling=sampling))
@@ -220,7 +221,7 @@ def one_copy(setup: Setup) -> Setup:
 def _of_stage(
     name: str, found: Prediction, measured: dict[str, float], whole: float, older: bool = False
 ) -> Iterator[Figure]:
-    """The phases that were measured, and what they are together: the benchmark writes no checkpoint."""
+    """The measured phases and their sum, without a checkpoint, which the benchmark does not write."""
     phases = {phase: found.phases[phase].seconds for phase in measured}
     for phase, seconds in measured.items():
         learned = older and phase != "sample"
@@ -234,8 +235,8 @@ def _memory_of(name: str, found: Prediction, peak: float) -> Figure:
 
 
 def small_updates() -> Iterator[Figure]:
-    """bench/precision.py: scoring, four steps and a measurement of few messages behind prompts of 64 tokens, in
-    micro-batches of at most 16. By the learner before its products were joined."""
+    """bench/precision.py: scoring, four steps and a measurement of few messages after prompts of 64 tokens, in
+    micro-batches of at most 16. Measured with the learner before its products were joined."""
     by_shape = {
         "1.7B": (QWEN_1_7B, 8, {16: (0.97, 0.96, 0.88), 256: (0.96, 0.78, 1.34), 1024: (0.92, 1.16, 3.78)}),
         "135M": (SMALL, 32, {16: (1.06, 1.04, 1.11), 256: (1.07, 1.06, 1.04), 1024: (0.79, 1.17, 0.97)}),
@@ -255,7 +256,7 @@ def small_updates() -> Iterator[Figure]:
 
 
 def memory() -> Iterator[Figure]:
-    """bench/plan.py: what the plan of loaded models said; here that of their shapes. Then peaks of bench/stage.py."""
+    """bench/plan.py: memory plans of loaded models, here from their shapes. Then peaks of bench/stage.py."""
     for what, shape, rank, problems, row, tokens, micro_batch, shared, planned in (
         ("135M, adapters, 64 x 226", SMALL, 16, 32, 226, 64, 64, 10, 18.8),
         ("135M, all weights, 64 x 226", SMALL, None, 32, 226, 64, 64, 10, 30.2),
@@ -277,7 +278,7 @@ def memory() -> Iterator[Figure]:
 
 
 def cores() -> Iterator[Figure]:
-    """docs/cluster.md: sampling with the built-in model on two cores, four shards, beside one process with as many."""
+    """docs/cluster.md: sampling with the built-in model in four shards, on two cores and in one process."""
 
     def seconds(workers: int, problems: int, shards: int = 4) -> float:
         tiny = tiny_shape(layers=4, width=256, heads=4)
@@ -299,7 +300,7 @@ def cores() -> Iterator[Figure]:
 
 
 def trained_on_a_core() -> Iterator[Figure]:
-    """bench/cluster.py: a stage of one process with four shards, twice, while the machine's other core was busy."""
+    """bench/cluster.py: a stage in one process with four shards, run twice while the machine's other core was busy."""
     with tempfile.TemporaryDirectory() as folder:
         _, found = forecast(cluster.team(Path(folder), 16, cluster.parsed([]), "cluster.shards=4"), Where("cpu"))
     measured = {"sample": (22.8, 26.3), "score": (3.7, 5.3), "train": (11.1, 11.9), "gate": (1.7, 1.8)}

@@ -1,15 +1,15 @@
-"""One agent's update: our packed learner with the exact KL beside padded training as one would write it.
+"""One agent's update: our packed learner with the exact KL, beside a plain implementation of padded training.
 
     python bench/update.py --shape 1.7b                    # on a GPU
-    python bench/update.py --shape 1.7b --profile          # and what the time of an optimizer step goes to, to stderr
-    python bench/update.py --shape 1.7b --score own,sampler     # who scores the old policy, on sampled messages
+    python bench/update.py --shape 1.7b --profile          # and the kernels of an optimizer step, to stderr
+    python bench/update.py --shape 1.7b --score own,sampler     # both ways of scoring, on sampled messages
     python bench/update.py --shape tiny --messages 16 --context 32 --tokens 16      # on a CPU
 
-Both train an adapter on the same messages in the same precision, with as many optimizer steps. Ours is a whole update
-(``update_agent``): "score" holds the noise floor, "train" the measurements that size the first step and stop early,
-"gate" the measurement that decides. The padded rival pads every micro-batch to its longest row, computes whole logits
-for the message tokens, and has no trust region: it scores and trains. "KL" is what the full-vocabulary KL adds to the
-steps beyond the token log-probabilities that any method needs.
+Both train an adapter on the same messages in the same precision, with the same number of optimizer steps. Ours is a
+whole update (``update_agent``): "score" includes the noise floor, "train" the measurements that size the first step and
+stop early, "gate" the measurement that decides. Padded training pads every micro-batch to its longest row, computes the
+full logits of the message tokens, and has no trust region: it scores and trains. "KL" is the time that the
+full-vocabulary KL adds to the steps, beyond the token log-probabilities that any method needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def some_batch(rng: np.random.Generator, a: argparse.Namespace) -> AgentBatch:
-    """Messages between half and all of ``--tokens`` long, behind contexts that vary alike."""
+    """Messages of half to all of ``--tokens`` tokens, after contexts of half to all of ``--context``."""
     vocabulary = SHAPES[a.shape]["vocab_size"]
 
     def rows(longest: int) -> list[np.ndarray]:
@@ -73,7 +73,7 @@ def team_of(a: argparse.Namespace) -> Any:
 
 
 def sampled(engine: Any, batch: AgentBatch) -> AgentBatch:
-    """Messages of our own behind the same contexts, of at most the same lengths; what sampling computed is kept."""
+    """Messages sampled for the same contexts, of at most the same lengths; the features of sampling are kept."""
     rows = [
         Wanted("a0", prompt, uniforms(k, 1, len(message))[0])
         for k, (prompt, message) in enumerate(zip(batch.prompts, batch.messages, strict=True))
@@ -109,14 +109,14 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score
     state = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
 
     def update() -> UpdateReport:
-        learner.restore(before)  # what was kept is of these weights
+        learner.restore(before)  # the kept features belong to these weights
         return update_agent(learner, data, plan, optimization, state, seed=0).report
 
     def train() -> None:
         for rows in steps:
             learner.step(rows, advantages[rows], plan.objective, beta=1.0, learning_rate=1e-5)
 
-    first = sum(update().seconds.values())  # compiles its kernels
+    first = sum(update().seconds.values())  # compiles the kernels
     done = update()
     score, train_s, gate = (done.seconds[phase] for phase in ("score", "train", "gate"))
     learner.begin(batch)
@@ -126,7 +126,7 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score
         rows = steps[0]
         step = partial(learner.step, rows, advantages[rows], plan.objective, beta=1.0, learning_rate=1e-5)
         so_far("kernels", kernels(step, 1))
-    peak = peak_gb()  # of ours: what follows keeps more of its logits
+    peak = peak_gb()  # of our update: the code below keeps more logits
     exact = passes.score_features
     passes.score_features = lambda head, _, new, __, ids, keep: (
         token_logp(head(new), ids),
@@ -235,7 +235,7 @@ def main() -> None:
     body = shape["num_hidden_layers"] * (block + 3 * shape["hidden_size"] * shape["intermediate_size"])
     head = shape["hidden_size"] * shape["vocab_size"]
     said = sum(map(len, batch.messages))
-    # An adapter needs no gradient of the base's weights: forward and one backward product, 4 operations a weight.
+    # Adapters need no gradient of the base weights: a forward and one backward product, 4 operations per weight.
     operations = 4 * (body * tokens + head * said)
     rate = matrix_rate(HALF.get(a.precision, torch.float32))
     for r in results.values():

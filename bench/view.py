@@ -1,14 +1,14 @@
-"""Does training slow down while ``teamtr view`` is open? One run, looked at and not looked at in turn.
+"""Slowdown of training while ``teamtr view`` is open: one run, alternately with and without a viewer.
 
     python bench/view.py --json                 # 15 rounds of 4 stretches of 3 s; one thread
-    python bench/view.py --rounds 2             # a quick look
-    python bench/view.py --nobody               # nobody looks in either arm: what the measurement itself makes of noise
+    python bench/view.py --rounds 2             # quick
+    python bench/view.py --nobody               # no viewer in either arm: the noise of the measurement
 
-One run of a tiny team trains all the time. In stretches of a few seconds, in the order without, with, with, without,
-the live page's server and a browser's requests (the list of runs every 5 s, the run every 2 s) are let go on or held
-with a signal, so that both arms see the same weights, machine and hour. A stretch ends with a stage. Each round gives a
-ratio of seconds per stage, and one of processor time of the training process, which other work on the machine blurs
-less. The result is the median of the rounds with a bootstrap interval.
+One run of a tiny team trains throughout. In stretches of a few seconds, in the order without, with, with, without, the
+server of the live page and a browser's requests (the list of runs every 5 s, the run every 2 s) are resumed or stopped
+with a signal, so that both arms have the same weights and conditions. A stretch ends at the end of a stage. Each round
+gives a ratio of seconds per stage, and a ratio of processor time of the training process, which depends less on other
+work on the machine. The result is the median over rounds with a bootstrap interval.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS = ("plan.stages=100000", "eval.every=0", "plan.problems=4", "plan.group
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some stages of the run, looked at or not."""
+    """Some stages of the run, with or without the viewer."""
 
     viewed: bool
     stages: int
@@ -54,7 +54,7 @@ class Stretch:
 
 
 def look(link: str) -> None:
-    """What the page asks for, at the page's own pace, until killed; a line for every answer."""
+    """Send the requests of the page at its pace until killed; print a line for every answer."""
     stamp, key, runs_due = "", "", 0.0
     while True:
         now = time.monotonic()
@@ -79,7 +79,7 @@ def _ask(url: str) -> Any:
 
 @contextmanager
 def viewer(folder: Path, answers: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """The server and its reader, held; gone when the block ends."""
+    """Start the server and its reader, and stop them with a signal; both are killed when the block ends."""
     command = [sys.executable, "-m", "teamtr.cli", "view", str(folder)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     processes = [server]
@@ -90,7 +90,7 @@ def viewer(folder: Path, answers: Path) -> Iterator[list[subprocess.Popen[str]]]
             reader = subprocess.Popen([sys.executable, __file__, "--look", link], stdout=file, text=True)
         processes.append(reader)
         end = time.monotonic() + 60
-        while answers.stat().st_size == 0:  # both have started and talk to each other
+        while answers.stat().st_size == 0:  # until the reader has its first answer
             if reader.poll() is not None or time.monotonic() > end:
                 raise RuntimeError("the page does not answer")
             time.sleep(0.1)
@@ -98,7 +98,7 @@ def viewer(folder: Path, answers: Path) -> Iterator[list[subprocess.Popen[str]]]
         yield processes
     finally:
         for process in processes:
-            process.kill()  # also ends what is held
+            process.kill()  # also ends a stopped process
             process.wait()
 
 
@@ -108,10 +108,10 @@ def hold(processes: list[subprocess.Popen[str]], held: bool) -> None:
 
 
 def measure(a: argparse.Namespace, folder: Path) -> tuple[list[Stretch], dict[str, float]]:
-    """All stretches, and what the other side did: answers and processor seconds of the server and its reader."""
+    """All stretches, and the answers and processor seconds of the server and its reader."""
     team_file = loads(recipe_text("code-exchange"), name="code-exchange", overrides=SETTINGS)
     records = train(team_file, folder / "run")
-    _stages(records, 2)  # what is done once, and a log for the page to show
+    _stages(records, 2)  # one-time work, and a log for the page to show
     stretches = []
     with viewer(folder, folder / "answers") as processes:
         idle = sum(_processor_seconds(process.pid) for process in processes)
@@ -142,7 +142,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def ratios(stretches: list[Stretch], what: str) -> np.ndarray:
-    """Of each round: per stage, with the page open over without."""
+    """The ratio per stage, with the page open to without, for each round."""
     rows = []
     for k in range(0, len(stretches), len(ORDER)):
         part = stretches[k : k + len(ORDER)]

@@ -1,13 +1,14 @@
-"""vLLM as the sampler beside our own: what a start, a new adapter and new weights cost, and how far the two are apart.
+"""vLLM beside our own sampler: speed, the cost of a start and of new weights, and the distance to the learner.
 
     python bench/vllm_sampler.py --python .venv-vllm/bin/python [--model FOLDER] [--train lora] [--rows 64]
         [--tokens 48] [--json]
     python bench/vllm_sampler.py --python VLLM --shape 1.7b --tokenizer FOLDER --rows 256 --tokens 256 --memory-gb 16
 
-One agent, on a card or on this machine's CPU; with ``--shape``, random weights with the words of ``--tokenizer``, a
-model's folder. Our sampler is the one that training uses there. Both are warm when the clock starts, and their prompts
-are new to them. The distance is that of log-probabilities per token, sampler's against learner's, on
-messages that vLLM wrote. Rows that differ: tokens of the same prompts and seeds, asked for in smaller batches.
+One agent, on a GPU or on this machine's CPU. With ``--shape``, weights are random and the tokenizer is that of the
+model folder ``--tokenizer``. Our sampler is the one that training uses on that device. Both are warm when the clock
+starts, and have none of the prompts cached. The distance is the difference of log-probabilities per token between vLLM
+and the learner, on messages sampled by vLLM. Rows that differ: rows with other tokens for the same prompts and seeds
+when sampled in smaller batches.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def differing(engine: Engine, prompts: Sequence[Ids], noise: np.ndarray, whole: 
 
 
 def rate(engine: Engine, codec: Codec, options: argparse.Namespace) -> float:
-    """Tokens per second, with prompts that it has not seen; the better of two calls."""
+    """Tokens per second with new prompts; the better of two calls."""
     noise, best = uniforms(1, options.rows, options.tokens), 0.0
     for k in range(3):  # the first warms up
         prompts = asked(codec, options.rows, f"Once more, for the {k}th time.")

@@ -2,7 +2,7 @@
 
     python bench/worker_cpu.py [--width 256] [--rows 64] [--repeats 5] [--json]
 
-The clock also counts how long a process waits for a core, which depends on what else runs; CPU seconds do not.
+Unlike wall-clock time, CPU seconds do not include waiting for a core, which depends on other work on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 8
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of a call: of one process, of the worker, and of the process that asks the worker."""
+    """CPU seconds of a call: in one process, in the worker, and in the process that calls the worker."""
 
     alone: float
     worker: float
@@ -40,7 +40,7 @@ class Spent:
 
 
 def calls_of(engine: Engine, rows: int) -> dict[str, Callable[[], Any]]:
-    """What an update asks of an engine, on messages of its own."""
+    """The calls that an update makes to an engine, on messages that it samples."""
     rng, noise_BT, at = np.random.default_rng(0), uniforms(0, rows, TOKENS), np.arange(rows)
     prompts = [rng.integers(6, 60, size=60 + k % 3).astype(np.int32) for k in range(rows)]
     samples = engine.sample("left", prompts, noise_BT)

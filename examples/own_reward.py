@@ -1,6 +1,6 @@
 """A reward of your own: two agents learn to answer with digits. Seconds on a CPU.
 
-python examples/own_reward.py [FOLDER]     # the same folder again goes on with the run
+python examples/own_reward.py [FOLDER]     # the same folder again resumes the run
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A router of your own: what the solver says decides whether the helper speaks. Seconds on a CPU.
+"""A router of your own: the solver's answer decides whether the helper speaks. Seconds on a CPU.
 
 python examples/own_router.py [FOLDER]
 """

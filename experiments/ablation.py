@@ -1,17 +1,17 @@
-"""The protocol's share in a swap, row by row (tab:pnp-ablation): a new agent that differs in exactly four respects.
+"""How much each part of the protocol contributes to a swap (tab:pnp-ablation).
 
     python experiments/ablation.py --out runs/ablation --seeds 3 --stages 5
 
-The team exchanges a code: `left` hands its half on as a tool call in canonical JSON, `right` as a letter, `speaker`
-says both. Then `left` is replaced by a model that was built for the test:
+The team exchanges a code: `left` passes its half on as a tool call in canonical JSON, `right` as a letter, and
+`speaker` says both. Then `left` is replaced by a model built for this test, which differs in exactly four respects:
 
-    system prompt   its template says words of its own where none are given, and under them it is right less often
-    think tags      in four messages of ten it first says a letter at random between <think> tags
+    system prompt   its template inserts its own words where no system prompt is given, and then it is right less often
+    think tags      in four of ten messages it first says a random letter between <think> tags
     tool calls      it writes s(x="A") and not {"name": "s", "arguments": {"x": "A"}}
-    alignment       even so it is right less often than the old agent
+    alignment       even otherwise it is right less often than the old agent
 
-Every row unifies one respect more, by a switch of ``teamtr swap``; then the team trains for a few stages. Writes
-``ablation.json`` and prints the table. Started again, it goes on where it stopped.
+Each row of the table removes one more difference, with a switch of ``teamtr swap``; then the team trains for a few
+stages. Writes ``ablation.json`` and prints the table. The same command resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from teamtr.types import Ids, Problem
 
 AGENT = "left"
 OWN_WORDS = "hi"
-"""What the new agent's template says where the team says nothing."""
+"""The system prompt that the new agent's template inserts where the team gives none."""
 SKILL_OF_TEAM, SKILL, SKILL_UNDER_OWN_WORDS = 0.95, 0.85, 0.5
 THINKS = 0.4
-"""Share of messages: were it all of them, nothing else could be seen beside it."""
+"""Share of messages with a thought. If all had one, its effect would hide all others."""
 
 UNIFIED: dict[str, dict[str, Any]] = {
     "none": {"system": "template", "think": "keep", "tools": "off"},
@@ -70,7 +70,7 @@ learner: {{learning_rate: 1e-3, micro_batch: 256}}
 eval: {{every: 5, samples: 16}}
 """
 PHRASES = ('{"name": "s", "arguments": {"x": "', '"}}', "<think>", "</think>", 's(x="', '")')
-"""One token each, so that a call is as short as a letter nearly."""
+"""One token each, so that a call is nearly as short as a letter."""
 
 
 def call(half: str) -> str:
@@ -78,7 +78,7 @@ def call(half: str) -> str:
 
 
 class CallExchange(CodeExchange):
-    """Code exchange in which `left` hands its half on as a tool call."""
+    """Code exchange in which `left` passes its half on as a tool call."""
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
         return [
@@ -108,7 +108,7 @@ def taught(folder: Path, model: Any, tokenizer: Any, examples: Sequence[tuple[Id
 
 
 def base(folder: Path, seed: int) -> None:
-    """The model that the team begins with: it knows the form of all messages, and most of what to say."""
+    """Save the model that the team starts from: trained on the form of all messages, and mostly on their content."""
     if folder.exists():
         return
     model, tokenizer = untaught(seed, width=64)
@@ -118,12 +118,12 @@ def base(folder: Path, seed: int) -> None:
 
 
 def worded(template: str) -> str:
-    """The template, with words of its own where no system prompt is given."""
+    """The template, changed to insert its own words where no system prompt is given."""
     return "{% if messages[0].role != 'system' %}<sys>" + OWN_WORDS + "{% endif %}" + template
 
 
 def newcomer(folder: Path, seed: int) -> None:
-    """The new `left`, taught its habits on the task's own problems."""
+    """Save the model of the new `left`, trained on the task's problems to differ as the module docstring says."""
     if folder.exists():
         return
     model, tokenizer = untaught(1000 + seed, width=96)
@@ -155,7 +155,7 @@ def trained_team(folder: Path, model: Path, seed: int) -> None:
 
 
 def row(team: Path, model: Path, folder: Path, *, stages: int, **switches: Any) -> dict[str, Any]:
-    """One row: the swap with these switches, the same stages after it, and what the log says."""
+    """One row: swaps with these switches, trains the same number of stages, and reads the results from the log."""
     request = Request(AGENT, str(model), train="full", stages=stages, eval_samples=16, **{"mode": "direct", **switches})
     *_, record = swap(team, request, folder)
     for _ in runs.train(load_team_file(folder / "team.yaml"), folder):

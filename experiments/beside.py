@@ -1,4 +1,4 @@
-"""Runs of ``teamtr train`` beside each other, each in a process of its own, and what their logs say."""
+"""Runs several ``teamtr train`` processes in parallel, and reads their logs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 Record = dict[str, Any]
 Point = dict[str, Any]
-"""How good a run was at a time: success after so many updates, sampled tokens and seconds of training."""
+"""Success of a run after a number of updates, sampled tokens and seconds of training."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder, a team file as text, and the settings that differ from it."""
+    """A run: its folder, the text of its team file, and settings that override the file."""
 
     folder: Path
     team: str
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end with these settings, so that no model need be loaded to find that out."""
+        """Whether the run has finished with these settings. Read from a marker file, so that no model is loaded."""
         return self.marker.exists() and self.marker.read_text().splitlines() == list(self.changes)
 
     @property
@@ -47,7 +47,7 @@ class Run:
         return self.folder / "finished"
 
     def start(self, threads: int) -> subprocess.Popen[bytes]:
-        """Begin it, or go on with it."""
+        """Start the run, or resume it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "start.yaml"
         file.write_text(self.team)
@@ -62,8 +62,8 @@ class Run:
 
 
 def train(runs: Sequence[Run], *, limit: float, at_once: int = 0) -> list[str]:
-    """Train all that are not finished, in this order and at most so many at once (0: all), until ``limit`` seconds are
-    over; returns what went wrong, a line for each run that failed."""
+    """Train all unfinished runs in this order, at most ``at_once`` in parallel (0: all), for at most ``limit`` seconds.
+    Returns a line for each run that failed."""
     waiting = [run for run in runs if not run.finished]
     seats = at_once or max(1, len(waiting))
     threads = max(1, (os.cpu_count() or 1) // seats)
@@ -85,7 +85,7 @@ def train(runs: Sequence[Run], *, limit: float, at_once: int = 0) -> list[str]:
                     print(failed[-1], flush=True)
             time.sleep(0.2)
     finally:
-        for process in running:  # every update is a checkpoint: nothing but the one in progress is lost
+        for process in running:  # every update is a checkpoint: only the one in progress is lost
             process.kill()
             process.wait()
     return failed
@@ -100,7 +100,7 @@ def _last_words(run: Run) -> str:
 
 
 def read(log: Path) -> Iterator[Record]:
-    """Every record of a log; a line that was being written is left out."""
+    """Every record of a log, without a line that is only partly written."""
     for line in log.read_text().splitlines() if log.exists() else []:
         try:
             yield json.loads(line)
@@ -109,8 +109,7 @@ def read(log: Path) -> Iterator[Record]:
 
 
 def clocked(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
-    """Every record with the seconds of training before it: evaluations, and pauses between two commands, do not
-    count."""
+    """Every record with the seconds of training before it, without evaluations and pauses between two commands."""
     spent, last = 0.0, None
     for record in records:
         now = record.get("time")
@@ -137,7 +136,7 @@ def evaluated(records: Iterable[Record]) -> list[Point]:
 
 
 def between(points: Sequence[Point], at: float, key: str = "tokens") -> float:
-    """Success where ``key`` is ``at``, on the line between the two points around it."""
+    """Success where ``key`` is ``at``, interpolated linearly between the two neighboring points."""
     before = [point for point in points if point[key] <= at] or [points[0]]
     later = next((point for point in points if point[key] > at), None)
     first = before[-1]

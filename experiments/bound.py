@@ -1,11 +1,11 @@
-"""How often the bound of the gate holds, in simulated batches whose true mean KL is 1.
+"""Coverage of the gate's upper bound, in simulated batches whose true mean KL is 1.
 
     python experiments/bound.py [--batches 2000]
 
-Problems and messages are unequal by log-normal factors of the deviations given. For every size: the share of batches
-whose 95 % bound is at least the true mean, and the median bound, for the plain quantile of the bootstrap and for ours;
-then how often a gate of one look and of two (``training/gate.py``: a quarter of the episodes first, at least 64)
-accept a KL that is exactly at the radius, and should in 5 of 100.
+KLs vary between problems and messages by log-normal factors with the given deviations. For every case, the table shows
+the share of batches whose 95 % bound is at least the true mean, and the median bound, for the plain bootstrap quantile
+and for ours. It then shows how often a gate with one check and with two (``training/gate.py``: a quarter of the
+episodes first, at least 64) accepts a KL exactly at the radius, which should happen in 5 of 100 batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = 8
 
 
 def batches(count: int, problems: int, by_problem: float, by_message: float) -> Iterator[NDArray[np.float64]]:
-    """KLs of mean 1: [P, G]."""
+    """KLs with mean 1: [P, G]."""
     rng = np.random.default_rng(0)
     for _ in range(count):
         yield (

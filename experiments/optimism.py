@@ -1,10 +1,10 @@
-"""How much a step flatters itself: its surrogate on the batch that it was made from, and on new problems.
+"""Optimism of the surrogate: its value on the batch that a step was trained on, and on new problems.
 
     python experiments/optimism.py [--stages 40] [--problems 16]
 
-Three tiny models learn the demo's game from 16 problems x 8 episodes an update. Every kept step is also judged by the
-other problems of the training split, played by the team before the step. By the step's own batch every kept step gains;
-by other problems some lose. ``learner.cross_fit`` lets each half of the problems judge the steps of the other.
+Three tiny models learn the demo's game from 16 problems x 8 episodes per update. Every kept step is also judged on the
+other problems of the training split, played by the team before the step. On its own batch every kept step gains; on
+other problems some lose. With ``learner.cross_fit``, each half of the problems judges the step trained on the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ plan: {problems: 16, group_size: 8, radius_nats_per_message: 0.01}
 
 
 def train(stages: int, problems: int, *, cross_fit: bool) -> list[tuple[float, float]]:
-    """(own surrogate, surrogate on new problems) of every kept update."""
+    """(surrogate reported by the update, surrogate on new problems) of every kept update."""
     session = build(loads(TEAM, "optimism", [f"learner.cross_fit={str(cross_fit).lower()}"]))
     plan, context, team = session.plan, session.context, session.current_team()
     train_split, found = session.task.problems("train"), []

@@ -1,13 +1,13 @@
-"""The runs of several days in one table: methods side by side on GSM8K.
+"""Methods side by side on GSM8K: one table of runs that were made on different days.
 
     python experiments/results.py --runs reproduced/main-results-small      # adds its finished runs to the store
-    python experiments/results.py --figure docs/figures/results.svg         # the table, and what it looks like
+    python experiments/results.py --figure docs/figures/results.svg         # the table and a figure
     python experiments/results.py --table ablation --runs reproduced/ablation-small
 
-A card is not always there for as long as a table takes. ``teamtr reproduce main-results --scale small`` goes on where
-it stopped, but only on a machine that still has its folders. This script keeps what a table needs of every run in one
-small file (``--store``, docs/gsm8k.json): which of the held-out problems were answered right, tokens, seconds. Runs of
-which only the numbers are left stand there with those.
+A GPU is not always available for as long as a whole table takes. ``teamtr reproduce main-results --scale small``
+resumes where it stopped, but only on a machine that still has its folders. This script keeps what the table needs of
+every run in one small file (``--store``, docs/gsm8k.json): which held-out problems were answered right, tokens,
+seconds. Runs whose folders are lost are stored with the numbers that remain.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ SAME = {
     "fixed-order": "teamtr",
     "no-hard-clipping": "teamtr",
 }
-"""Rows of the ablation that are a row of the main table: agents are updated in a fixed order there, and in groups of
-eight no advantage reaches the clip (PAPER.md, 12)."""
+"""Rows of the ablation that equal a row of the main table: agents are updated in a fixed order there too, and in groups
+of eight no advantage reaches the clip (PAPER.md, note 12)."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run, or one round of answers by a method that trains nothing.
+    """One run, or one evaluation of a method that trains nothing.
 
-    ``problems``: by problem, how many of its answers were right (a share), where that is known. ``told``: the 95 %
-    interval of the mean of all seeds of this variant, for runs whose problems are not known.
+    ``problems``: the share of right answers by problem, where it is known. ``told``: the 95 % interval of the mean over
+    all seeds of this variant, for runs whose results by problem are not known.
     """
 
     variant: str
@@ -65,7 +65,7 @@ class Result:
 
 
 def results_of(runs: Path) -> Iterator[Result]:
-    """Of a folder that ``teamtr reproduce main-results`` made: what is finished there, and evaluated at its end."""
+    """Finished runs, evaluated at their end, in a folder that ``teamtr reproduce main-results`` wrote."""
     for folder in sorted(runs.glob("runs/*-seed*")):
         variant, seed = folder.name.rsplit("-seed", 1)
         if (folder / "answers.json").exists():
@@ -107,7 +107,7 @@ def load(store: Path) -> dict[tuple[str, int], Result]:
 
 
 def save(results: Mapping[tuple[str, int], Result], store: Path) -> None:
-    """One line for each result, with a 0 or 1 for each problem."""
+    """Writes one line per result, with a 0 or 1 for each problem."""
     asked = {tuple(sorted(result.problems)) for result in results.values() if result.problems is not None}
     if len(asked) > 1:
         raise SystemExit("the runs were evaluated on different problems: they do not belong into one table")
@@ -140,12 +140,12 @@ class Row:
 
     @property
     def sure(self) -> tuple[float, float] | None:
-        """At 95 %, over problems where they are known; else as it was told with the runs."""
+        """The 95 % interval, over problems where they are known, else as stored with the runs."""
         known = [result.problems for result in self.results if result.problems is not None]
         if len(known) == len(self.results) and (found := interval(known)) is not None:
             return 100.0 * found.low, 100.0 * found.high
         told = {result.told for result in self.results}
-        return told.pop() if len(told) == 1 else None  # of other seeds than these it would say nothing
+        return told.pop() if len(told) == 1 else None  # it holds for exactly these seeds
 
     def mean(self, name: str) -> float | None:
         known = [value for result in self.results if (value := getattr(result, name)) is not None]
@@ -153,7 +153,7 @@ class Row:
 
 
 def rows_of(results: Mapping[tuple[str, int], Result], table: str) -> list[Row]:
-    """In the order of the paper's table; a line without a run is left out."""
+    """Rows in the order of the paper's table, without lines that have no run."""
     found = []
     for line in find(table).lines:
         wanted = SAME.get(line.variant, line.variant) if table == "ablation" else line.variant
@@ -202,7 +202,7 @@ def _text(value: float | None, form: str, unit: str = "") -> str:
 
 
 def drawing(rows: Sequence[Row]) -> Drawing:
-    """Accuracy of every row with its interval, a color for each part of the table; beside it what an answer costs."""
+    """Two panels: accuracy of every row with its interval, colored by part of the table, and tokens per answer."""
     names = tuple(row.line.name for row in rows)
     series = []
     for part in dict.fromkeys(row.line.part for row in rows):

@@ -4,16 +4,16 @@
     python experiments/reuse.py --runs reproduced/main-results-small --out OUT [--plans teamtr,auto] [--seeds 0,1]
 
 With a model: eight adapters on one base play a blind game (``words.py``): exactly one must say Yes. Success is exact.
-Every run is a ``teamtr train`` in a process of its own, at most ``--at-once`` of them beside each other on one card,
-all plans of the first seed first, until all have finished or ``--limit`` seconds are over. The same command goes on
-with unfinished runs, and with ``--read`` only reads their logs.
+Every run is a ``teamtr train`` in its own process, at most ``--at-once`` of them in parallel on one GPU, all plans of
+the first seed first, until all have finished or ``--limit`` seconds are over. The same command resumes unfinished runs;
+with ``--read`` it only reads their logs.
 
-With runs: what ``teamtr reproduce main-results --scale small`` has trained (a solver, a checker and a finaliser, an
-adapter each, on GSM8K). Success is sampled on held-out questions.
+With runs: reads runs that ``teamtr reproduce main-results --scale small`` has trained (a solver, a checker and a
+finaliser, each an adapter, on GSM8K). Success is sampled on held-out questions.
 
 A table compares the plans at equal updates, equal sampled tokens and equal seconds of training, over the seeds that all
-plans have finished (where there is none, begun). OUT gets the table as TASK.txt, with all curves as TASK.json, and the
-logs as TASK-logs.tar.gz, which unpacked in OUT is what ``--read`` needs.
+plans have finished (if there is none, started). Writes the table to OUT as TASK.txt, with all curves as TASK.json, and
+the logs as TASK-logs.tar.gz; to use ``--read`` elsewhere, unpack these in OUT.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Reproduced:
 
 Runs = dict[str, dict[int, Run | Reproduced]]
 Curves = dict[str, dict[int, list[Point]]]
-"""Both by plan and seed."""
+"""By plan, then by seed, like ``Runs``."""
 
 PLANS = ("teamtr", "naive_sequential", "reweighted", "auto", "partial")
 FRESH = "teamtr"
 LEVELS = ("updates", "tokens", "seconds")
 NAMES = {"naive_sequential": "naive-once-a-stage"}
-"""Of plans in ``teamtr reproduce main-results``, where it is not their own."""
+"""Names of plans in ``teamtr reproduce main-results``, where they differ from the preset's name."""
 AGENTS = 8
 
 WORDS = """\
@@ -86,7 +86,7 @@ store: {{episodes: false}}
 
 
 def team_file(model: str) -> str:
-    """The team of the game on this model, a folder (or "tiny")."""
+    """The team file of the game, for a model folder (or "tiny")."""
     model = str(Path(model).resolve()) if Path(model).is_dir() else model
     names = ", ".join(f"{{name: a{k + 1}, sees: blind}}" for k in range(AGENTS))
     told = json.dumps(SYSTEM_PROMPT.format(agents=AGENTS))
@@ -96,7 +96,7 @@ def team_file(model: str) -> str:
 
 
 def runs_of(a: argparse.Namespace) -> Runs:
-    """Every plan's run of every seed; all settings but the plan and the seed are alike."""
+    """The run of every plan and seed. Runs differ only in plan and seed."""
     if a.runs is not None:
         return {
             plan: {seed: Reproduced(a.runs / "runs" / f"{NAMES.get(plan, plan)}-seed{seed}") for seed in a.seeds}
@@ -113,12 +113,12 @@ def runs_of(a: argparse.Namespace) -> Runs:
     }
 
 
-# -- what a log says ------------------------------------------------------------------------------------------
+# -- reading logs ---------------------------------------------------------------------------------------------
 
 
 def points(records: Iterable[Record]) -> list[Point]:
-    """How good the team was, after every update where its success is exact, else at every evaluation. ``units`` are
-    what success is the mean of: the held-out problems, or the one exact number."""
+    """The team's success after every update if it is exact, else at every evaluation. Success is the mean of
+    ``units``: one number per held-out problem, or the one exact number."""
     found: list[Point] = []
     place = {"updates": 0, "tokens": 0, "seconds": 0.0}
     for record, seconds in clocked(records):
@@ -135,7 +135,7 @@ def points(records: Iterable[Record]) -> list[Point]:
 
 
 def choices(records: Iterable[Record]) -> dict[str, Any]:
-    """Where the episodes of a run's updates came from."""
+    """Counts of a run's updates, and the source of their episodes."""
     updates = [record for record in records if record["kind"] == "update"]
     told = [update["rollouts"] for update in updates if update.get("rollouts")]
     shares = [one["share"] for one in told if one.get("share") is not None]
@@ -158,7 +158,7 @@ def choices(records: Iterable[Record]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its interval at 95 %; None where there are fewer than two numbers."""
+    """A mean and its 95 % interval, which is None for fewer than two numbers."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -176,7 +176,7 @@ class Estimate:
 
 
 def units_at(curve: Sequence[Point], at: float, key: str) -> list[float]:
-    """The units of a curve where ``key`` is ``at``, each on the line between the two points around it."""
+    """The units of a curve where ``key`` is ``at``, each interpolated linearly between the two neighboring points."""
     return [
         between([{key: point[key], "success": point["units"][k]} for point in curve], at, key)
         for k in range(len(curve[0]["units"]))
@@ -184,21 +184,21 @@ def units_at(curve: Sequence[Point], at: float, key: str) -> list[float]:
 
 
 def sampled(curves: Sequence[Sequence[Point]], at: float, key: str) -> np.ndarray:
-    """What a plan's success is the mean of: seeds where it is exact, else problems, each the mean of all seeds."""
+    """The sample that a plan's success averages: one value per seed if exact, else per problem (its mean over
+    seeds)."""
     units_SU = np.array([units_at(curve, at, key) for curve in curves])
     return units_SU[:, 0] if units_SU.shape[1] == 1 else units_SU.mean(axis=0)
 
 
 def counted(curves: dict[str, dict[int, list[Point]]], runs: Runs, seeds: Sequence[int]) -> list[int]:
-    """The seeds that are compared: those that all plans have finished, else those that all have begun."""
+    """The seeds to compare: those that all plans have finished, or if there is none, those that all have started."""
     begun = [seed for seed in seeds if all(len(curves[plan][seed]) > 1 for plan in curves)]
     whole = [seed for seed in begun if all(runs[plan][seed].finished for plan in runs)]
     return whole or begun
 
 
 def summary(runs: Runs, seeds: Sequence[int]) -> dict[str, Any]:
-    """Every plan at equal updates, tokens and seconds, and what each minus fresh is, problem by problem or seed by
-    seed."""
+    """Every plan at equal updates, tokens and seconds, with paired differences to the fresh plan by problem or seed."""
     records = {plan: {seed: list(read(run.log)) for seed, run in own.items()} for plan, own in runs.items()}
     curves = {plan: {seed: points(found) for seed, found in own.items()} for plan, own in records.items()}
     compared = counted(curves, runs, seeds)
@@ -223,7 +223,7 @@ def summary(runs: Runs, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def text(task: str, found: dict[str, Any]) -> str:
-    """The table as a person reads it."""
+    """The table in Markdown, with a line on the choices of each run."""
     if not found["seeds"]:
         return f"{task}: no seed that all plans have begun\n"
     unit = "seeds" if task == "words" else "problems"
@@ -268,7 +268,7 @@ def _told(one: dict[str, Any]) -> str:
 
 
 def write(a: argparse.Namespace, runs: Runs, failed: Sequence[str]) -> str:
-    """The table, the curves and the logs in OUT; returns the table."""
+    """Write the table, the curves and the logs to OUT; returns the table."""
     task = "words" if a.runs is None else "gsm8k"
     a.out.mkdir(parents=True, exist_ok=True)
     found = {**summary(runs, a.seeds), "failed": list(failed)}

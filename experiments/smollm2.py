@@ -2,14 +2,14 @@
 
     python experiments/smollm2.py --model FOLDER --out OUT [--radii 0.05,0.5] [--seeds 0,1,2] [--limit 400]
 
-Every run is a ``teamtr train`` of the recipe ``smollm2-sums`` in a process of its own, all beside each other on one
-GPU (a model this small does not fill it), until it has finished or ``--limit`` seconds are over. The same command goes
-on with unfinished runs, and with ``--read`` only reads their logs. The table: held-out success with a bootstrap
-interval over problems at the end of each run, and on the line between evaluations at the largest number of sampled
-tokens that all runs have reached.
+Every run is a ``teamtr train`` of the recipe ``smollm2-sums`` in its own process. All run in parallel on one GPU (a
+model this small does not fill it), until they have finished or ``--limit`` seconds are over. The same command resumes
+unfinished runs; with ``--read`` it only reads their logs. The table shows held-out success with a bootstrap interval
+over problems at the end of each run, and, interpolated between evaluations, at the largest number of sampled tokens
+that all runs have reached.
 
-Fifteen processes on one card wait for each other; where the CUDA multi-process service can be started
-(``nvidia-cuda-mps-control -d``), start it first.
+Fifteen processes on one GPU wait for each other. If the CUDA multi-process service is available, start it first
+(``nvidia-cuda-mps-control -d``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = ("sampling.memory_gb=2", "store.episodes=false")
 
 @dataclass(frozen=True)
 class Method:
-    """``stages`` and ``every`` (stages between evaluations) make all methods sample alike many tokens."""
+    """A method. ``stages`` and ``every`` (stages between evaluations) make all methods sample about as many tokens."""
 
     name: str
     preset: str
@@ -42,7 +42,10 @@ class Method:
 
 
 def methods(radii: list[float], stages: int) -> list[Method]:
-    """A fresh stage samples one batch per agent, a stale one a single batch, a single agent a third of one."""
+    """The methods, with as many stages as an equal number of tokens allows.
+
+    A fresh stage samples one batch per agent, a stale stage one batch, and a single agent's stage a third of a batch.
+    """
     every = max(1, stages // 6)
     found = [Method(f"teamtr-{r:g}", "teamtr", r, stages, every) for r in radii]
     found += [Method(f"naive-{r:g}", "naive_sequential", r, AGENTS * stages, AGENTS * every) for r in radii]
@@ -83,7 +86,7 @@ def run_of(method: Method, seed: int, a: argparse.Namespace) -> Run:
 
 
 def curve(folder: Path) -> list[Point]:
-    """Evaluations of one run with the tokens sampled for training before each."""
+    """Evaluations of one run, each with the tokens sampled for training before it."""
     return evaluated(read(folder / "run" / "log.jsonl"))
 
 
@@ -105,7 +108,7 @@ def summary(all_methods: list[Method], a: argparse.Namespace) -> dict[str, Any]:
 
 
 def region(folder: Path) -> dict[str, Any]:
-    """What the trust region did in one run."""
+    """Counts of kept updates, KL and certificates of one run."""
     log = folder / "run" / "log.jsonl"
     records = list(read(log))
     kept = [r for r in records if r["kind"] == "update" and r["outcome"].startswith("accepted")]
@@ -122,7 +125,7 @@ def region(folder: Path) -> dict[str, Any]:
 
 
 def drawing(found: dict[str, Any]) -> Drawing:
-    """Learning curves against sampled tokens and against updates: mean over seeds, lowest and highest."""
+    """Learning curves by sampled tokens and by updates: mean over seeds, lowest and highest."""
     panels = []
     for key, unit in (("tokens", 1000.0), ("updates", 1.0)):
         series = []

@@ -1,13 +1,13 @@
-"""Where may three SmolLM2 begin to learn? Sampled success before any training, for several tasks and prompts.
+"""Success of three SmolLM2 before any training, for several tasks and prompts: which tasks are worth training on.
 
     python experiments/starts.py --model FOLDER --out OUT [--only sum,chain] [--temperatures 1,0.7,0.5]
 
-A task is worth training on where the untrained team is right in 10 to 60 % of its samples and clearly above chance:
-below, most groups carry no signal, above, there is little to learn. Chance is the best answer that does not read the
+A task is worth training on if the untrained team is right in 10 to 60 % of its samples and clearly above chance: below,
+most groups carry no signal; above, there is little to learn. Chance is the success of the best answer that ignores the
 question: the most frequent one (for the largest of four, one of the four).
 
-Questions are written to OUT/rows once, those of reasoning-gym where it is installed, and read from there: a machine
-without it takes the folder of another.
+Questions are written to OUT/rows once and read from there. Those of reasoning-gym need it installed; a machine without
+it can use a folder written on another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXAMPLES = 4
 
 
 def questions(rng: np.random.Generator) -> Iterator[tuple[str, list[Row]]]:
-    """Every task that needs nothing but a generator."""
+    """The tasks that are generated here."""
 
     def drawn(low: int, high: int, count: int) -> list[list[int]]:
         return [[int(x) for x in rng.integers(low, high, size=count)] for _ in range(4 * ROWS)]
@@ -50,7 +50,7 @@ def questions(rng: np.random.Generator) -> Iterator[tuple[str, list[Row]]]:
 
 
 def gym_questions() -> Iterator[tuple[str, list[Row]]]:
-    """Arithmetic of reasoning-gym, where it is installed."""
+    """Arithmetic tasks of reasoning-gym, if it is installed."""
     try:
         import reasoning_gym
     except ImportError:
@@ -79,8 +79,8 @@ def write_rows(folder: Path) -> None:
 
 
 def system_prompt(prompts: str, name: str, rows: list[Row]) -> str:
-    """``bare``: what to do. ``examples``: and some answers. ``talk``: and some as this agent gets to see them, behind
-    what was said before it."""
+    """An agent's system prompt: ``bare`` is the instruction, ``examples`` adds answered questions, and ``talk`` adds
+    them as this agent sees them, after the messages of the agents before it."""
     told, before = ROLES[name], list(ROLES)[: list(ROLES).index(name)]
     if prompts == "bare":
         return told
@@ -88,7 +88,7 @@ def system_prompt(prompts: str, name: str, rows: list[Row]) -> str:
         return "\n".join([told, *(f"{row['question']} {row['answer']}" for row in rows[:EXAMPLES])])
     shown = []
     for k, row in enumerate(rows[:EXAMPLES]):
-        # In every second example the first to speak was wrong.
+        # In every second example the first speaker is wrong.
         said = [row["answer"] if k % 2 == 0 or i > 0 else rows[k + 1]["answer"] for i in range(len(before))]
         talk = [f"{author}: {text}" for author, text in zip(before, said, strict=True)]
         shown.append("\n".join([row["question"], *talk, row["answer"]]))
@@ -122,7 +122,7 @@ def measure(model: str, rows: Path, *, prompts: str, alone: bool, a: argparse.Na
 
     text = json.dumps(team_file(model, rows, prompts=prompts, alone=alone))
     session = build(loads(text, overrides=a.set))
-    # Examples that stand in the prompts are not asked.
+    # Examples in the prompts are not used as questions.
     problems = list(session.task.problems("test"))
     asked = [p for p in problems if p.prompt not in text.split('"system_prompt"', 1)[1]][: a.problems]
     found = []

@@ -3,12 +3,12 @@
     python experiments/swap.py --out runs/swap --seeds 3 --stages 20 --figure docs/figures/swap.svg
     python experiments/swap.py --out runs/swap-smollm2 --model FOLDER --seeds 1 --stages 4 --modes aligned,direct
 
-For every seed a team of tiny models is trained on code exchange (a run that is there is taken as it is), one agent is
-replaced by a larger tiny model that knows only the form of the task's messages, in three ways, and each new run trains
-for the same number of stages. With ``--model``, a Hugging Face folder: three adapters on it learn to add, and the last
-agent is replaced by an adapter on a copy of which all weights were fine-tuned to answer in a sentence. Writes
-``seed-K.json`` for every seed and ``swap.json`` for all that are there (table, curves, alignment); prints the table.
-Started again, it goes on where it stopped; seeds may run beside each other, each with ``--first-seed K --seeds 1``.
+For every seed, a team of tiny models is trained on code exchange (a finished run is reused). One agent is replaced by a
+larger tiny model, trained only on the form of the task's messages, in three ways, and each new run trains for the same
+number of stages. With ``--model``, a Hugging Face folder: three adapters on it learn to add, and the last agent is
+replaced by an adapter on a copy whose weights were all fine-tuned to answer in a sentence. Writes ``seed-K.json`` for
+every seed and ``swap.json`` for all seeds found (table, curves, alignment), and prints the table. The same command
+resumes where it stopped; seeds can run in parallel, each with ``--first-seed K --seeds 1``.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ SUMS = (
     "team.agents.checker.system_prompt=Check the sum that the solver gives. Answer with the right sum only.",
     "team.agents.finaliser.system_prompt=Decide. Answer with the final sum only.",
 )  # fmt: skip
-"""What differs from the recipe, which has since got prompts with examples and a lower temperature."""
+"""Differences from the recipe, which has since got prompts with examples and a lower temperature."""
 SPEAKERS = ("solver", "checker", "finaliser")
 FINALISER = "Decide. Answer with the final sum only."
 TRAINED = 0.85
-"""What a team must reach before one of its agents is replaced."""
+"""Success that a team must reach before one of its agents is replaced."""
 
 
 def tiny_team(folder: Path, seed: int) -> None:
-    """A team that solves code exchange; trains it unless it is there."""
+    """Train a team that solves code exchange, or resume it."""
     team_file = loads(recipe_text("code-exchange"), "code-exchange", [f"seed={seed}"])
     for _ in runs.train(team_file, folder):
         pass
@@ -60,7 +60,7 @@ def tiny_team(folder: Path, seed: int) -> None:
 
 
 def tiny_newcomer(folder: Path, seed: int) -> None:
-    """A larger model with other first weights and the same warm-up in the form of messages; it never saw the team."""
+    """Save a larger model with other initial weights and the same warm-up on message form; it never saw the team."""
     if folder.exists():
         return
     overrides = [f"seed={1000 + seed}", "tiny.layers=2", "tiny.width=128"]
@@ -70,7 +70,7 @@ def tiny_newcomer(folder: Path, seed: int) -> None:
 
 
 def pretrained_team(folder: Path, seed: int, model: Path, settings: Sequence[str]) -> None:
-    """Three adapters on the model, trained a little on sums."""
+    """Train three adapters on the model for a few stages of sums."""
     text = recipe_text("smollm2-sums").replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(model.resolve()), 1)
     team_file = loads(text, "smollm2-sums", [f"seed={seed}", *SUMS, *settings])
     for _ in runs.train(team_file, folder):
@@ -78,7 +78,7 @@ def pretrained_team(folder: Path, seed: int, model: Path, settings: Sequence[str
 
 
 def pretrained_newcomer(folder: Path, seed: int, model: Path, steps: int) -> None:
-    """Another fine-tuned copy: all its weights were taught to answer in a sentence."""
+    """Save a copy of the model with all weights fine-tuned to answer in a sentence."""
     if folder.exists():
         return
     own, tokenizer = load_pretrained(str(model))
@@ -95,7 +95,7 @@ def pretrained_newcomer(folder: Path, seed: int, model: Path, steps: int) -> Non
 
 @dataclass(frozen=True)
 class Case:
-    """What is swapped: how team and new model come about, who is replaced, and the settings of what follows."""
+    """What to swap: how to make the team and the new model, which agent is replaced, and settings of later training."""
 
     team: Callable[[Path, int], None]
     newcomer: Callable[[Path, int], None]
@@ -106,7 +106,7 @@ class Case:
 
 
 def swap_and_train(case: Case, team: Path, model: Path, folder: Path, *, mode: Mode, stages: int) -> dict[str, Any]:
-    """One arm: the swap, the same number of stages after it, and what the log says."""
+    """One arm: swaps, trains the same number of stages, and reads the results from the log."""
     request = Request(case.agent, str(model), mode=mode, train=case.train, stages=stages, **case.request)
     *_, record = swap(team, request, folder)
     for _ in runs.train(load_team_file(folder / "team.yaml", case.eval_settings), folder):
@@ -128,7 +128,7 @@ def swap_and_train(case: Case, team: Path, model: Path, folder: Path, *, mode: M
 
 
 def table(results: dict[int, dict[str, Any]]) -> str:
-    """One row per arm: means over seeds in points of per cent."""
+    """One row per arm: means over seeds, in percent."""
 
     def mean(values: Sequence[float]) -> str:
         spread = f" ({100 * min(values):.1f} to {100 * max(values):.1f})" if len(values) > 1 else ""
@@ -154,7 +154,7 @@ def table(results: dict[int, dict[str, Any]]) -> str:
 
 
 def figure(results: dict[int, dict[str, Any]], path: Path) -> None:
-    """Held-out success against stages after the swap: mean over seeds, and every seed thin."""
+    """Draws held-out success by stages after the swap: the mean over seeds, and each seed as a thin line."""
     import matplotlib
 
     matplotlib.use("Agg")

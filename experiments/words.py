@@ -1,6 +1,6 @@
-"""Roles in words, for models that can write: exactly one of n agents, who hear nothing of each other, must say Yes.
+"""The game *roles* in words, for pretrained models: exactly one of n agents that do not see each other must say Yes.
 
-Whatever else an agent says counts as not saying Yes, so that a small model need not learn to say No first.
+Any other answer counts as not saying Yes, so that a small model need not learn to say No first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ SYSTEM_PROMPT = (
     "You are one of {agents} agents who cannot hear each other. Answer with one word, Yes or No. "
     "You win together if exactly one of you says Yes."
 )
-"""Under it SmolLM2-135M-Instruct says Yes, and no more, with probability 0.12."""
+"""With this prompt SmolLM2-135M-Instruct answers exactly Yes with probability 0.12."""
 
 
 class Words(Roles):
-    """ "Yes" volunteers. Success is exact, as in ``roles``: from the agents' own probabilities."""
+    """Answering "Yes" volunteers. As in ``roles``, success is exact, computed from the agents' probabilities."""
 
     VOLUNTEER, ABSTAIN = "Yes", None
 

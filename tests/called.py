@@ -1,4 +1,4 @@
-"""Commands as a person types them, called in this process."""
+"""Runs ``teamtr`` commands in this process, as typed on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from teamtr.cli import app
 
 
 def invoke(*arguments: object, code: int = 0) -> Any:
-    """The command's result; what it raises that is no exit is raised here."""
+    """The result of a command with the expected exit code. Exceptions other than SystemExit are raised."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception

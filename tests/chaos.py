@@ -1,10 +1,10 @@
 """A campaign of random faults: ``python tests/chaos.py --seconds 1200 --seed 0``, or ``make test-chaos``.
 
-A trial takes a small run, an evaluation, a swap, a report, the live page or a file of replies, disturbs the command
-once or more (kills, half writes, a full disk, slow and torn reads, a clock that jumps, little memory), damages a file
-now and then, and then lets the same command go on undisturbed. It must end with the very figures and weights that an
-undisturbed one ends with, or with a clear error: a documented exit code, a message, no traceback. Anything else is
-*lost*. With ``--sabotage`` the library itself is broken, and a campaign that finds nothing lost would be worth nothing.
+A trial takes a training run, an evaluation, a swap, a report, the live page or a file of replies, injects one or more
+faults into the command (kills, partial writes, a full disk, slow and torn reads, clock jumps, little memory), sometimes
+damages a file, and then runs the same command without faults. It must end with exactly the figures and weights of an
+undisturbed run, or with a clear error: a documented exit code, a message, no traceback. Anything else is *lost*. With
+``--sabotage`` the library itself is broken, and the campaign must report something lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from forked import CONTEXT
 from taught import remember_teaching
 
 LONG = 300.0
-"""Seconds that no command of a trial takes, also not on a busy machine, unless it hangs."""
+"""Timeout of a command in seconds, long enough for a busy machine."""
 
 TEAM = """
 name: chaos
@@ -64,12 +64,12 @@ REPLIES = [
 ]
 
 
-# -- one command in a process of its own, with a fault ---------------------------------------------------------
+# -- one command in its own process, with a fault --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a command: ``kind``, at the ``at``-th operation or after ``at`` milliseconds."""
+    """A fault of a command: its ``kind``, at the ``at``-th operation or after ``at`` milliseconds."""
 
     kind: str
     at: int
@@ -77,7 +77,7 @@ class Fault:
 
 
 def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: str, out: str) -> None:
-    """Run ``teamtr`` with these arguments; what it said and how it ended is written to ``out``."""
+    """Run ``teamtr`` with these arguments, and write its output and exit code to ``out``."""
     torch.set_num_threads(1)
     remember_teaching(Path(taught))
     if sabotage:
@@ -101,7 +101,7 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
             code = getattr(error, "exit_code", None) or 70
             if code == 70:
                 said.write("Traceback\n" + "".join(traceback.format_exception(error)[-6:]))
-    signal.setitimer(signal.ITIMER_REAL, 0)  # the command is over: what comes later disturbs only this harness
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the command is over: later faults would only disturb this harness
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     builtins.open, os.replace = keep
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -110,7 +110,7 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
 
 
 def _look(run: Path) -> int:
-    """What ``teamtr view`` does, and somebody who opens its page and every batch; returns the exit code."""
+    """Serve the live page as ``teamtr view`` does, request the page and every batch, and return the exit code."""
     from teamtr.analysis.report.serve import Library, LiveServer
 
     with LiveServer(Library([run])) as server:
@@ -127,7 +127,7 @@ def _look(run: Path) -> int:
 
 
 def _got(server: Any, path: str) -> bytes:
-    """The answer, also where it says what cannot be shown."""
+    """The body of the answer; errors must be 404 or 503 with a message."""
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{server.server_port}/{server.token}/{path}", timeout=60
@@ -145,7 +145,7 @@ def _die() -> None:
 
 
 def _at_sync(fault: Fault, act: Callable[[int], None]) -> None:
-    """``act`` with the descriptor at the ``at``-th time that something is made durable, and at every later one."""
+    """Call ``act`` with the descriptor at the ``at``-th fsync and at every later one."""
     sync, count = os.fsync, [0]
 
     def fsync(descriptor: int) -> None:
@@ -162,7 +162,7 @@ def _kill_at_write(fault: Fault) -> None:
 
 
 def _half_write(fault: Fault) -> None:
-    """What a power cut leaves of a file that was not yet on the disk: a part of it."""
+    """As in a power cut: truncate a file that is not yet on the disk, and die."""
 
     def cut(descriptor: int) -> None:
         with contextlib.suppress(OSError):
@@ -191,7 +191,7 @@ def _slow_reads(fault: Fault) -> None:
 
 
 def _torn_read(fault: Fault) -> None:
-    """Once, a file reads shorter than it is."""
+    """One read returns only half of its file."""
     read, count = Path.read_bytes, [0]
 
     def torn(self: Path) -> bytes:
@@ -267,7 +267,7 @@ SABOTAGE: dict[str, Callable[[], None]] = {
 }
 
 
-# -- what is disturbed -----------------------------------------------------------------------------------------
+# -- trials ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -279,14 +279,14 @@ class Ended:
 
     @property
     def clear(self) -> bool:
-        """It said what is wrong, in the way that is documented."""
-        if self.code == 130:  # interrupted: by the command, which says what it saved, or before it had begun
+        """Whether it ended with a documented exit code and an error message."""
+        if self.code == 130:  # interrupted: the command says what it saved, or had not started
             return "Traceback" not in self.said
         return self.code in (1, 2, 3) and "Traceback" not in self.said and "error:" in self.said
 
 
 class World:
-    """Undisturbed outcomes, and the commands that lead to them."""
+    """The undisturbed outcomes of all trials, and a runner for their commands."""
 
     def __init__(self, folder: Path, sabotage: str = "") -> None:
         self.folder = folder
@@ -324,12 +324,12 @@ class World:
 
 @dataclass(frozen=True)
 class Trial:
-    """Commands that are disturbed, and what must come of them."""
+    """Commands to disturb, and the outcome that they must have."""
 
     commands: Callable[[World, Path], list[list[str]]]
     outcome: Callable[[Path, Ended], Any]
     damages: bool = False
-    """Whether files of its folder are damaged as well."""
+    """Whether files of its run folder are damaged as well."""
 
 
 def _train(world: World, folder: Path) -> list[list[str]]:
@@ -356,7 +356,8 @@ def _evaluate(world: World, folder: Path) -> list[list[str]]:
 
 
 def _evaluated(folder: Path, ended: Ended) -> Any:
-    """What the command said: a torn read before may have left an evaluation of the checkpoint before, and said so."""
+    """The report that the command printed. Stored files do not count: an earlier torn read may have left a reported
+    evaluation of an older checkpoint."""
     report = json.loads(ended.said.strip().splitlines()[-1])
     return {key: value for key, value in report.items() if key not in ("tokens", "folder")}
 
@@ -412,13 +413,13 @@ TRIALS: dict[str, Trial] = {
 
 
 def _give_run(world: World, folder: Path) -> None:
-    """The finished run, if the folder has none."""
+    """Copy the finished run into the folder, if it has none."""
     if not (folder / "run").exists():
         shutil.copytree(world.folder / "whole" / "run", folder / "run")
 
 
 def _digest(value: Any) -> str:
-    """Whatever the order of keys: a record logged again after a kill comes from its commit, which sorts them."""
+    """A digest that ignores key order: a record logged again after a kill comes from its commit, which sorts keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
@@ -426,7 +427,7 @@ def _digest(value: Any) -> str:
 
 
 def damage(folder: Path, rng: random.Random) -> str:
-    """Harm one file of a run; returns what was done."""
+    """Damage one random file of a run; returns a description."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not files:
         return "nothing"
@@ -458,12 +459,12 @@ class Result:
     trial: str
     faults: tuple[str, ...]
     outcome: str
-    """"identical", "clear error" or "lost"."""
+    """``identical``, ``clear error`` or ``lost``."""
     said: str = ""
 
 
 def one(world: World, folder: Path, rng: random.Random, only: str | None = None) -> Result:
-    """One trial in this empty folder."""
+    """Run one trial in this empty folder."""
     name = only or rng.choice(sorted(TRIALS))
     trial = TRIALS[name]
     done: list[str] = []
@@ -488,7 +489,7 @@ def one(world: World, folder: Path, rng: random.Random, only: str | None = None)
     for arguments in trial.commands(world, folder):
         ended = world.ended(arguments, None)
     if ended.code != 0:
-        clear = ended.clear and damaged  # without damage there is nothing that it could complain of
+        clear = ended.clear and damaged  # without damage, there is no reason for an error
         return Result(name, tuple(done), "clear error" if clear else "lost", str(ended))
     try:
         same = trial.outcome(folder, ended) == world.expected[name]
@@ -500,8 +501,8 @@ def one(world: World, folder: Path, rng: random.Random, only: str | None = None)
 
 
 def _loss_was_told(name: str, folder: Path, world: World, ended: Ended) -> bool:
-    """A log or old episodes that somebody removed cannot come back; that the log lost lines must be told, and that an
-    older checkpoint was evaluated. The page of a damaged run is what it is."""
+    """Whether a different outcome after damage was reported. A removed log or old episodes cannot be restored, but lost
+    log lines and the evaluation of an older checkpoint must be reported. Any page of a damaged run is accepted."""
     if name in ("report", "view"):
         return True
     if name == "eval":
@@ -514,7 +515,7 @@ def _loss_was_told(name: str, folder: Path, world: World, ended: Ended) -> bool:
 
 
 def campaign(seconds: float, seed: int, *, sabotage: str = "", only: str | None = None) -> Iterator[Result]:
-    """Trials until the time is up, at least one."""
+    """Run trials until the time is up, at least one."""
     with tempfile.TemporaryDirectory() as temporary:
         world = World(Path(temporary), sabotage)
         rng, end = random.Random(seed), time.monotonic() + seconds
@@ -556,7 +557,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # As an imported module, so that what child processes are given has the name that they know it by.
+    # Imported as a module, so that objects passed to child processes have an importable module name.
     import chaos
 
     sys.exit(chaos.main())

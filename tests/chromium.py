@@ -1,4 +1,4 @@
-"""A headless Chromium driven over a pipe, with the standard library alone."""
+"""A headless Chromium driven over a pipe, with only the standard library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One tab: what it asked for (``requests``), what went wrong in it (``problems``)."""
+    """One tab, with its network requests (``requests``) and errors (``problems``)."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -92,7 +92,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def open(self, url: str) -> float:
-        """Go there; seconds until the page says that it is ready and was painted."""
+        """Open a URL; returns the seconds until the page has marked itself ready and was painted."""
         started = time.monotonic()
         self.call("Page.navigate", url=url)
         self.wait("document.documentElement?.dataset.ready === 'yes'")
@@ -100,7 +100,7 @@ class Page:
         return time.monotonic() - started
 
     def js(self, expression: str) -> Any:
-        """The value of an expression, awaited when it is a promise."""
+        """The value of an expression; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"].get("exception", {}).get("description")))
@@ -126,7 +126,7 @@ class Page:
 
 @contextmanager
 def chromium(executable: str, profile: Path) -> Iterator[Page]:
-    """A browser with a profile of its own, gone when the block ends."""
+    """A browser with its own profile, which ends with the block."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     # The browser expects its pipe at descriptors 3 and 4; the shell puts it there.
@@ -142,7 +142,7 @@ def chromium(executable: str, profile: Path) -> Iterator[Page]:
     try:
         yield Page(from_read, to_write)
     finally:
-        os.close(to_write)  # its end of the pipe closed is the browser's sign to leave
+        os.close(to_write)  # the browser exits when its pipe is closed
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:

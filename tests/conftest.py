@@ -1,6 +1,6 @@
-"""Shared pieces: one thread for torch (tests run beside other work), and small engines to try things on.
+"""Shared fixtures and small engines. torch uses one thread, since tests run beside other work.
 
-The process that only hands tests out to workers reads this file too, so nothing heavy is imported before it is used.
+The xdist controller, which runs no tests, imports this file too, so heavy imports are made where they are used.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from teamtr.batches import AgentBatch
     from teamtr.engines.learner import PolicyLearner
 
-# How long an example takes says something about the machine, and nothing about the code. Every run tries the same
-# examples: what fails, fails again. ``make fuzz`` draws others.
+# No deadline, since the time of an example depends on the machine. Every run tries the same examples, so that failures
+# are reproducible; ``make fuzz`` draws others.
 settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 LORA = SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")
 FEW = SimpleNamespace(rank=4, alpha=8.0, targets=["q_proj", "down_proj"])
-"""Adapters that leave some layers plain."""
+"""An adapter on few layers; the others have none."""
 
 
 def make_policy(
     kind: str, *, seed: int = 0, temperature: float = 1.0, lora: Any = LORA, spread: Callable[[Any], None] | None = None
 ):
-    """A small policy of each kind that the library has. ``spread``: makes other processes hold parts of its model."""
+    """A small policy of the given kind. ``spread`` is applied to the model, to distribute it over processes."""
     import torch
 
     from teamtr.engines.tabular import TabularPolicy
@@ -52,7 +52,7 @@ def make_policy(
     if kind == "tabular":
         return TabularPolicy(6, end_ids=frozenset({0, 1}), rows=512, spread=1.0, seed=seed, temperature=temperature)
     model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=seed)
-    with torch.no_grad():  # an untrained model is almost uniform; sharpen it, so that tests see mistakes
+    with torch.no_grad():  # an untrained model is almost uniform; sharpen it, so that tests notice errors
         model.get_input_embeddings().weight.mul_(15.0)
     if kind == "full":
         if spread is not None:
@@ -62,7 +62,7 @@ def make_policy(
     if spread is not None:
         spread(shared)
     policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature, fused=fuse_lora(shared))
-    with torch.no_grad():  # an adapter starts as no change; give it one, so that tests see it
+    with torch.no_grad():  # a new adapter changes nothing; perturb it, so that tests notice it
         generator = torch.Generator().manual_seed(seed + 1)
         for parameter in policy.parameters().values():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
@@ -81,7 +81,7 @@ def make_learner(
 def make_batch(
     learner: PolicyLearner, *, problems: int = 4, group: int = 2, max_tokens: int = 4, seed: int = 0
 ) -> AgentBatch:
-    """Messages that the learner's own policy wrote, with prompts of different lengths."""
+    """Messages sampled from the learner's policy, for prompts of different lengths."""
     from teamtr.batches import AgentBatch
     from teamtr.randomness import uniforms
 
@@ -104,7 +104,7 @@ def make_batch(
 
 @pytest.fixture(scope="session", autouse=True)
 def taught(tmp_path_factory) -> Path:
-    """Where bases that were taught are kept, for all workers of this session; torch has one thread from here on."""
+    """The cache of trained tiny bases, shared by all workers of this session. Also limits torch to one thread."""
     import torch
 
     from taught import remember_teaching
@@ -118,7 +118,7 @@ def taught(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[KeptWorkers]:
-    """One Ray for all tests of this process, which begins with the first of them that asks for it."""
+    """One Ray cluster for all tests of this process, started by the first that requests it."""
     ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
     from kept_workers import KeptWorkers
 
@@ -130,22 +130,22 @@ def ray_here() -> Iterator[KeptWorkers]:
 
 @pytest.fixture
 def kept(ray_here) -> Iterator[KeptWorkers]:
-    """Teams over workers get such as an earlier test has left, where there are some."""
+    """Teams over workers reuse workers that earlier tests have left idle."""
     with ray_here.at_work() as workers:
         yield workers
 
 
 @pytest.fixture
 def no_kept(ray_here) -> None:
-    """Teams over workers get new ones, as outside of tests, from the same Ray."""
+    """Teams over workers start new workers, as outside tests, in the same Ray cluster."""
     ray_here.connect()
     ray_here.drop()
 
 
 @pytest.fixture
 def new_section(tmp_path, monkeypatch) -> Iterator[None]:
-    """A section in a file of its own (tests/new_section.py), in the folder where sections are looked for; and whatever
-    the test registers besides. Gone when it ends."""
+    """Adds the section of tests/new_section.py as a file in the folder of sections. It and all other sections that the
+    test registers are removed at the end."""
     from teamtr.analysis.report import section, sections
 
     section.sections()
@@ -162,5 +162,5 @@ def new_section(tmp_path, monkeypatch) -> Iterator[None]:
 
 @pytest.fixture(params=["tabular", "full", "lora"])
 def kind(request) -> str:
-    """Every engine passes the tests that ask for this."""
+    """Parametrizes a test over every kind of policy."""
     return request.param

@@ -1,4 +1,4 @@
-"""How a cost grows with its input, told in CPU time of this process: no clock on the wall, which other work slows."""
+"""Checks how cost grows with input size, in CPU time of this process, since wall-clock time depends on other work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 
 def assert_linear(work: Callable[[str], object], text_of: Callable[[int], str], characters: int) -> None:
-    """Four times the text costs about four times as much; what is quadratic costs sixteen times as much.
+    """Asserts that four times the text costs less than ten times as much; quadratic work would cost sixteen times.
 
-    The best of three tries each, in turn. The thirtieth of a second is for what costs next to nothing: a quadratic law
-    over hundreds of thousands of characters takes many seconds, even in one of the string methods. The collector
-    waits meanwhile: what it costs depends on all that other tests have left in memory.
+    The best of three alternating tries counts. The allowance of 0.03 s is for work that costs almost nothing: quadratic
+    work on hundreds of thousands of characters takes many seconds, even within one string method. Garbage collection is
+    off meanwhile, since its cost depends on what other tests have left in memory.
     """
     texts = text_of(characters // 4), text_of(characters)
     spent: tuple[list[float], list[float]] = [], []

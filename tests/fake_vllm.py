@@ -1,7 +1,7 @@
-"""A stand-in for a vLLM server, by the standard library: the endpoints that we use, answered as vLLM 0.32 answers them.
+"""A fake vLLM server built on the standard library: it answers the endpoints that we use as vLLM 0.32 does.
 
-What it writes is up to whoever makes it. As a program (``python fake_vllm.py --model NAME --uds SOCKET ...``) it writes
-letters that depend on the request alone, and does what FAKE_VLLM in its environment says: ``dies`` or ``hangs`` at its
+A writer function provides the messages. As a program (``python fake_vllm.py --model NAME --uds SOCKET ...``) it writes
+letters that depend only on the request. The environment variable FAKE_VLLM makes it fail: ``dies`` or ``hangs`` at the
 start, or ``dies:N`` at the N-th message.
 """
 
@@ -25,11 +25,11 @@ from teamtr.engines.sampling import TokenSampler
 
 Written = tuple[list[int], list[float]]
 Writer = Callable[[str | None, dict[str, Any]], Written]
-"""Token ids and their log-probabilities, for the folder of an adapter (None: the base) and a request."""
+"""Returns token ids and their log-probabilities for an adapter's folder (None: the base) and a request."""
 
 
 class FakeVllm:
-    """What a server knows: its model, and the adapters that it was given."""
+    """The state of a server: its model, its loaded adapters, and the requests received."""
 
     def __init__(self, model: str, write: Writer, *, name: str | None = None, context: int | None = None) -> None:
         self.model = model
@@ -40,7 +40,7 @@ class FakeVllm:
         self.asked: list[dict[str, Any]] = []
         self.given: list[tuple[str, str]] = []
         self.before: Callable[[str, dict[str, Any]], tuple[int, Any] | None] = lambda path, body: None
-        """Answers in the place of what follows; None lets it be."""
+        """Called before the usual answer, which it replaces unless it returns None."""
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if (instead := self.before(path, body)) is not None:
@@ -82,7 +82,7 @@ def error(message: str) -> dict[str, Any]:
 
 
 def letters(folder: str | None, body: dict[str, Any]) -> Written:
-    """Ids from 3 to 9 by the prompt, the seed and the adapter; no message ends before its last token."""
+    """Ids from 3 to 9, computed from prompt, seed and adapter; no message ends before its last token."""
     said = json.dumps([folder and os.path.basename(folder), body["prompt"], body["seed"]]).encode()
     digest = hashlib.blake2b(said, digest_size=64).digest()
     ids = [3 + digest[k % 64] % 7 for k in range(body["max_tokens"])]
@@ -90,7 +90,7 @@ def letters(folder: str | None, body: dict[str, Any]) -> Written:
 
 
 def transformer(team_file: Any) -> Writer:
-    """What the team's own transformer writes with the weights of an adapter, as ours samples by the request's seed."""
+    """Writes with the team's own transformer and an adapter's weights, sampled as ours with the request's seed."""
     from pathlib import Path
 
     import numpy as np
@@ -129,12 +129,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _reply(self, body: dict[str, Any]) -> None:
         status, value = self.server.fake.answer(self.path, body)  # type: ignore[attr-defined]
-        if status == 0:  # gone in the middle of an answer
+        if status == 0:  # the connection breaks in the middle of an answer
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
         sent = value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
-        with contextlib.suppress(OSError):  # whoever asked may have lost patience
+        with contextlib.suppress(OSError):  # the client may have timed out
             self.send_response(status)
             self.send_header("Content-Length", str(len(sent)))
             self.end_headers()
@@ -145,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Running:
-    """A fake at a port of this machine, until the block ends."""
+    """Serves a fake at a local port until the block ends."""
 
     def __init__(self, fake: FakeVllm) -> None:
         class Listening(ThreadingHTTPServer):

@@ -1,7 +1,7 @@
 """Chat templates of many model families (tests/fixtures/templates), each with a tiny byte-level tokenizer.
 
-Which tokens a family declares special differs between its releases; so tests use every family twice, as the fixture
-says and with none declared special but the end.
+Which tokens a family declares special differs between its releases. Tests therefore use every family twice: as in the
+fixture, and with only the end token declared special.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NAMES = tuple(sorted(file.stem for file in FOLDER.glob("*.jinja")))
 
 @dataclass(frozen=True)
 class Family:
-    """``special`` and ``added`` are the tokens that the family's tokenizer has, declared special or not; ``text`` are
-    the markers that its template writes as plain text, ``lines`` those of them that it only writes at the start of a
-    line; ``tools`` stand around calls and results of tools, and an agent's own words may hold them."""
+    """A model family. ``special`` and ``added`` are tokens of its tokenizer, declared special or not. ``text`` are
+    markers that its template writes as plain text, ``lines`` markers that it writes only at the start of a line.
+    ``tools`` enclose tool calls and results; an agent's own text may contain them."""
 
     name: str
     template: str
@@ -40,8 +40,8 @@ class Family:
         return cls(name, template.removesuffix("\n"), **{key: json.loads(value) for key, value in fields.items()})
 
     def tokenizer(self, *, none_special: bool = False) -> Any:
-        """One token a byte, and the family's tokens. ``none_special``: as tokenizers are found stored, with no token
-        declared special but the end."""
+        """A tokenizer with one token per byte, and the family's tokens. ``none_special``: as some stored tokenizers,
+        with only the end token declared special."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
 

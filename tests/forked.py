@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has loaded torch and transformers: each would take five seconds to do so."""
+"""Processes forked from a server that has loaded torch and transformers, which would take each of them five seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# One list for all tests: the first process that anybody starts starts the server. It finds installed modules only.
+# One list for all tests, since the first process starts the server. The server finds only installed modules.
 CONTEXT.set_forkserver_preload(
     [
         *("hypothesis", "peft", "pytest", "torch.distributed.fsdp", "transformers.models.qwen3.modeling_qwen3"),
@@ -14,11 +14,11 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 LONG = 600
-"""Seconds that nothing takes, also not on a busy machine, unless it hangs."""
+"""Timeout in seconds, long enough for a busy machine."""
 
 
 def in_ranks(target: Callable[..., None], world: int, *arguments: object) -> None:
-    """``target(rank, world, port, ...)`` in so many new processes, which find each other at the port."""
+    """Run ``target(rank, world, port, ...)`` in ``world`` new processes, which meet at the port."""
     from teamtr.engines.cluster.ranks import meeting_point
 
     store = meeting_point("127.0.0.1")
@@ -29,5 +29,5 @@ def in_ranks(target: Callable[..., None], world: int, *arguments: object) -> Non
         process.join(LONG)
     ended = [process.exitcode for process in started]
     for process in started:
-        process.kill()  # whoever hangs
+        process.kill()  # if it hangs
     assert ended == [0] * world

@@ -1,4 +1,4 @@
-"""Run inside of the environment that ``make inspect-env`` makes: an evaluation by inspect_ai against a server.
+"""An evaluation by inspect_ai against a server, to be run in the environment of ``make inspect-env``.
 
     python inspect_task.py MODEL QUESTIONS.json LOGS
 

@@ -1,8 +1,7 @@
-"""Workers of Ray that are kept from run to run: a new process takes five seconds to load torch, and a team asks nothing
-of a process but that it is there.
+"""Ray workers that are reused from run to run, since a new process takes five seconds to load torch.
 
-A worker that was killed, its fellows, and those in which a test changed something are gone for good, as they always
-are. Runs in processes of their own, and tests that do not ask for kept workers, start theirs as the library does.
+Workers of a team in which one was killed, or in which a test changed something, are not reused. Runs in their own
+processes, and tests that do not request kept workers, start workers as the library does.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from teamtr.engines.cluster.ray_members import Placed, RayMembers, Room
 from teamtr.ports import EngineLost
 
 CORES = 3
-"""Of the Ray that all tests of one process share: room for the largest team."""
+"""Cores of the Ray cluster that all tests of one process share, enough for the largest team."""
 LONG = 600
-"""Seconds that no call takes, also not on a busy machine, unless it hangs."""
+"""Timeout of a call in seconds, long enough for a busy machine."""
 
 
 class KeptActor(ray_members._Actor):
-    """A worker that can be asked to forget its team."""
+    """A worker that can leave its team."""
 
     def leave(self) -> None:
         import gc
@@ -37,16 +36,16 @@ class KeptActor(ray_members._Actor):
 
 
 class KeptWorkers:
-    """Stands in for the placing and the closing of workers while it is ``at_work``."""
+    """Replaces placing and closing of workers within ``at_work``."""
 
     def __init__(self) -> None:
         self.idle: list[Placed] = []
-        self.keep = True  # False: workers that end now are not to be used again
+        self.keep = True  # False: workers that end from now on are not reused
         self._lost = False
         self._place, self._close = ray_members._place, RayMembers.close
 
     def connect(self) -> None:
-        """Start Ray, unless it runs. Workers do not find the tests' modules: they are given this one."""
+        """Start Ray unless it runs. Workers cannot import the tests' modules, so this one is pickled by value."""
         import ray
 
         ray_members._connect(Room(shards=1), CORES)
@@ -54,7 +53,7 @@ class KeptWorkers:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[KeptWorkers]:
-        """As long as this lasts, whoever starts a team gets kept workers where there are some."""
+        """Within this block, teams get idle workers where there are some."""
         import pytest
 
         self.connect()
@@ -79,7 +78,7 @@ class KeptWorkers:
         return found
 
     def close(self, members: RayMembers, why: EngineLost | None) -> None:
-        """Where a worker was lost, all end, those of other groups too: so it is without kept ones."""
+        """If a worker was lost, all workers end, those of other groups too, as without kept workers."""
         import ray
 
         if members._lost is not None:
@@ -92,13 +91,13 @@ class KeptWorkers:
         placed = members._placed
         try:
             ray.get([actor.leave.remote() for actor in placed.actors], timeout=LONG)
-        except ray.exceptions.RayError:  # one that died after the last call
+        except ray.exceptions.RayError:  # a worker died after the last call
             self._end(placed)
             return
         self.idle += [Placed([actor], own) for actor, own in zip(placed.actors, placed.bundles, strict=True)]
 
     def drop(self) -> None:
-        """End those that nobody uses."""
+        """End all idle workers."""
         for one in self.idle:
             self._end(one)
         self.idle = []

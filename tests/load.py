@@ -1,10 +1,10 @@
-"""Many clients talk to the demo's team at once, for a while: no answer is lost or mixed up, and memory stays flat.
+"""Load test of the server: many concurrent clients, no lost or mixed-up answers, and constant memory.
 
     python tests/load.py --clients 64 --seconds 600        (make load)
 
-The server is ``teamtr serve`` in a process of its own. Every answer is compared with what the same team says of the
-same problem and seed alone, in this process. One request in eight is a client that is killed after the first words of
-a stream; a server that is full is asked again when it says so.
+The server is ``teamtr serve`` with the demo's team in its own process. Every answer is compared with the answer of the
+same team to the same problem and seed, computed alone in this process. In one request of eight the client disconnects
+after the first line of a stream. If the server is full, the request is repeated after the time that it states.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from teamtr.session.build import build
 
 KEY = "load-test-key-012345"
 WARM_UP = 0.25
-"""Share of the time after which memory is expected to grow no more."""
+"""Share of the time after which memory should no longer grow."""
 MOST_GROWTH = 0.05
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is asked and what must be answered."""
+    """A request and the answer that it must get."""
 
     body: dict[str, Any]
     answer: str
@@ -47,7 +47,7 @@ class Exchange:
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """Counts, times and errors seen by the clients."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Seen:
 
 
 def exchanges(count: int) -> tuple[list[Exchange], str]:
-    """Problems of the demo with their answers, and the version of the team that gives them."""
+    """Requests with the demo's problems and their expected answers, and the version of the team."""
     team_file = loads(recipe_text("code-exchange"), "demo")
     session = build(team_file)
     team = session.current_team()

@@ -1,4 +1,4 @@
-"""A run folder made without training: every record as ``run.train`` writes it, with numbers of our own choosing."""
+"""Makes run folders without training: records as ``run.train`` writes them, with chosen numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def made_batch(
     said: str | None = None,
     environment: bool = False,
 ) -> RolloutBatch:
-    """Problems "p0", "p1", ...; the reward of each episode is drawn; every message has this many tokens."""
+    """A batch of problems "p0", "p1", ... with random rewards, and messages of this many tokens."""
     rng = np.random.default_rng(seed)
     episodes = []
     for p in range(problems):
@@ -86,7 +86,7 @@ def made_batch(
 
 
 def health_record(agent: str, **changes: Any) -> dict[str, Any]:
-    """Of a batch in which this agent alone spoke, and nothing is bad."""
+    """The health of a batch in which only this agent spoke and nothing is bad."""
     own = {
         "messages": 16,
         "limit": 8,
@@ -187,14 +187,14 @@ def eval_record(stage: int, success: float, **changes: Any) -> dict[str, Any]:
 
 
 def gap_record(estimate: float) -> dict[str, Any]:
-    """A stale gap with its interval over nine problems, as a probe logs it: a standard error of 0.01."""
+    """A stale gap as a probe logs it, with an interval over nine problems from a standard error of 0.01."""
     width = 2.306 * 0.01  # Student's t with eight degrees of freedom
     interval = {"lower": estimate - width, "upper": estimate + width}
     return {"estimate": estimate, **interval, "confidence": 0.95, "method": "t", "problems": 9}
 
 
 def probe_record(episodes: int = 16, *, tokens: int = 3) -> dict[str, Any]:
-    """A probe as ``run.train`` logs it, of the first turn of every second episode."""
+    """A probe as ``run.train`` logs it, with KLs by token for the first turn of every second episode."""
     rows = {key: [0.6, 0.3, 0.05, 0.05] for key in ("before_R", "after_R", "moved_R")}
     kl = [round(0.02 * (k + 1), 4) for k in range(tokens)]
     sampled = {
@@ -283,9 +283,9 @@ def made_run(
     gain: float = 0.5,
     progress: dict[str, Any] | None = None,
 ) -> Path:
-    """A finished run. ``batches`` are stored in turn, one for each update of the first ``batch_stages`` stages.
+    """A finished run. ``batches`` are stored cyclically, one per update of the first ``batch_stages`` stages.
 
-    ``reused``: logged as by a plan that samples once a stage, so that later updates of a stage have no certificate.
+    ``reused``: logged as by a plan that samples once per stage, so that later updates of a stage have no certificate.
     """
     (folder / "episodes").mkdir(parents=True)
     (folder / "checkpoints" / "commits" / "000001").mkdir(parents=True)
@@ -316,8 +316,7 @@ def made_run(
 
 
 def _store(folder: Path, batches: Sequence[RolloutBatch], steps: int, stages: int) -> None:
-    """Each distinct batch is written once and linked from there on: what a big run takes on the disk is not the
-    question here."""
+    """Writes each distinct batch once and hard-links it afterwards, to save disk space."""
     written: dict[int, Path] = {}
     for k in range(steps * stages if batches else 0):
         path = folder / "episodes" / batch_name(k // steps, k % steps)
@@ -329,7 +328,7 @@ def _store(folder: Path, batches: Sequence[RolloutBatch], steps: int, stages: in
             written[which] = path
 
 
-# -- the same run with a log that says more, or something else ------------------------------------------------------
+# -- the same run with a changed log --------------------------------------------------------------------------------
 
 SHIFT = {"before_R": [0.7, 0.2, 0.1], "after_R": [0.6, 0.3, 0.1], "moved_R": [0.1, 0.3, 0.01], "flipped": 0.02}
 
@@ -346,7 +345,7 @@ def small_probe(step: int, gap: float) -> dict[str, Any]:
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
-    """The same run with every record of its log changed, or left out."""
+    """Apply ``change`` to every record of the run's log; records for which it returns None are removed."""
     records = [decode(line) for line in (folder / "log.jsonl").read_bytes().splitlines()]
     write_log(folder, [new for record in records if (new := change(record)) is not None])
     return folder
@@ -364,12 +363,12 @@ def probed(folder: Path, gap: float = 0.02) -> Path:
 
 
 SHARES = (0.9, 0.6)
-"""What the rollouts of a made run are worth before the second and the third update of a stage."""
+"""Effective shares of the rollouts before the second and the third update of a stage."""
 
 
 def rollout_record(plan: str, step: int, stage: int = 0) -> dict[str, Any]:
-    """Where the rollouts of an update came from, as ``session.train`` logs it: by the plans "fresh", "naive",
-    "reweighted", "auto" and "partial". The last two need a share of 0.7, so that the third update finds too little."""
+    """The source of an update's rollouts as ``session.train`` logs it, for the plans "fresh", "naive", "reweighted",
+    "auto" and "partial". The last two need a share of 0.7, which the third update does not have."""
     chosen = {"action": "sample", "reason": "a stage begins", "share": None, "needed": None, "cut": 0.0, "partly": None}
     if step == 0:
         return chosen
@@ -388,8 +387,8 @@ def rollout_record(plan: str, step: int, stage: int = 0) -> dict[str, Any]:
 
 
 def chosen(folder: Path, plan: str) -> Path:
-    """The same run with a log that tells where rollouts came from. A whole batch takes 1,000 tokens in the first stage
-    and 100 more in every later one, a redrawn one 200."""
+    """Add the source of rollouts to the log. A whole batch takes 1,000 tokens in the first stage and 100 more in every
+    later one, a redrawn batch 200."""
     total = 0
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
@@ -413,7 +412,7 @@ def swapped(folder: Path, mode: str) -> Path:
 
 
 def hostile_parts() -> list[Part]:
-    """Every kind of part, with hostile text wherever it takes a text."""
+    """Every kind of part, with hostile text in every text field."""
     rows = [{"x": k, "y": k} for k in range(3)]
     chart = Chart(
         HOSTILE,

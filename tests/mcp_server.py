@@ -1,4 +1,4 @@
-"""A small MCP server over stdio for tests: tools that answer, refuse, hang, die and say garbage."""
+"""A small MCP server over stdio for tests, with tools that answer, fail, hang, die and write garbage."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Would the tests notice? Small faults are put into the loop one at a time, and its tests run against each.
+"""Mutation testing of the training loop: applies small faults one at a time, and runs the tests against each.
 
     python tests/mutants.py [--jobs 2] [--only gate,update] [--limit N] [--out survivors.json]
 
 Every fault changes one expression or statement of one module: a comparison, an operator, a constant, a condition, an
-argument left out, a statement skipped. A fault that the tests let live is printed with its place. Some are no faults at
-all, for the program does the same; docs/log.md counts them. The parent loads torch and pytest once and forks for
-every fault, so that one costs little more than the tests themselves.
+argument left out, a statement skipped. Faults that survive the tests are printed with their location. Some of them are
+equivalent mutants, which do not change the behavior; docs/log.md counts them. The parent process loads torch and pytest
+once and forks for every fault, so that a fault costs little more than the tests themselves.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TESTS = [
     "tests/contract/test_crossing.py",
     "tests/contract/test_credit.py",
 ]
-"""What every fault is tried against, the quickest first."""
+"""Tests to run against every fault, the fastest first."""
 MORE_TESTS = [
     "tests/contract/test_sampler_scores.py",
     "tests/e2e/test_teams.py",
@@ -62,7 +62,7 @@ MORE_TESTS = [
     "tests/contract/test_players.py",
     "tests/statistical/test_diagnostics_exact.py",
 ]
-"""What those that lived are tried against."""
+"""Tests to run against faults that survived ``TESTS``."""
 SECONDS = 240.0
 
 _OPPOSITE: dict[type, type] = {
@@ -92,7 +92,7 @@ class Fault:
     module: str
     line: int
     text: str
-    """The line as it stands, by which a fault is known again when others have moved."""
+    """The text of the line, which identifies the fault after lines have moved."""
     what: str
     source: str
 
@@ -102,14 +102,14 @@ class Fault:
 
 
 def faults(name: str) -> Iterator[Fault]:
-    """Every fault of one module, as the whole of its source."""
+    """Every fault of one module, each with the whole changed source."""
     module = LOOP[name]
     path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
     tree, lines = ast.parse(path.read_text()), path.read_text().splitlines()
     decorating = {id(n) for d in ast.walk(tree) for own in getattr(d, "decorator_list", ()) for n in ast.walk(own)}
     for number, node in enumerate(ast.walk(tree)):
         if id(node) in decorating:
-            continue  # whether a record is frozen is for the type checker to see
+            continue  # the type checker notices whether a record is frozen
         for what, change in _changes(node):
             mutant = copy.deepcopy(tree)
             target = next(n for k, n in enumerate(ast.walk(mutant)) if k == number)
@@ -123,7 +123,7 @@ def faults(name: str) -> Iterator[Fault]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
-    """What can be wrong with one node: in words, and a function that makes it so in place."""
+    """Possible faults of one node: a description, and a function that applies it in place."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPPOSITE:
         other = _OPPOSITE[type(node.ops[0])]
         yield f"{type(node.ops[0]).__name__} -> {other.__name__}", lambda n: n.ops.__setitem__(0, other())
@@ -163,7 +163,7 @@ def _is_type(node: ast.AST) -> bool:
 
 
 def _is_record(node: ast.Call) -> bool:
-    """Fields of a frozen record cannot be left out: the constructor says so itself."""
+    """Whether the call constructs a record, where a missing field is an error anyway."""
     return isinstance(node.func, ast.Name) and node.func.id[:1].isupper()
 
 
@@ -171,7 +171,7 @@ def _is_record(node: ast.Call) -> bool:
 
 
 class _Instead:
-    """Imports one module from a text, all others as usual."""
+    """Imports one module from the given source, and all others as usual."""
 
     def __init__(self, module: str, source: str) -> None:
         self.module, self.source = module, source
@@ -189,7 +189,7 @@ class _Instead:
 
 
 def start(fault: Fault | None, tests: list[str]) -> int:
-    """A child that runs the tests with this fault; its exit status is pytest's."""
+    """Fork a child that runs the tests with this fault and exits with pytest's status; returns its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -209,7 +209,7 @@ def start(fault: Fault | None, tests: list[str]) -> int:
 
 
 def run(chosen: list[Fault], tests: list[str], jobs: int) -> tuple[list[Fault], int]:
-    """The faults that lived, and how many ran out of time (those count as noticed)."""
+    """The faults that survived, and the number of timeouts, which count as noticed."""
     waiting, running, lived, late = list(reversed(chosen)), {}, [], 0
     done = 0
     while waiting or running:

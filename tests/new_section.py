@@ -1,4 +1,4 @@
-"""Message lengths: do messages grow? A section of its own, as docs/report.md shows it; tests put it into the report."""
+"""A report section on message lengths, as docs/report.md shows it; tests add it to the report."""
 
 from teamtr.analysis.report.parts import Axis, Chart, Nothing, Part, agent_color, dots
 from teamtr.analysis.report.reading import Reading

@@ -1,4 +1,4 @@
-"""The way of a card on a CPU: torch in the place of the learner's kernels."""
+"""Runs the GPU code path on a CPU, with torch in place of the learner's kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from teamtr.engines.torch.rotation import Rotation
 
 
 def instead_of_kernels(monkeypatch: Any) -> list[str]:
-    """Whoever asks for a kernel gets torch; returns the names of those asked for, in order, as they come."""
+    """Replace the kernels by torch functions; returns a list to which the name of every called kernel is appended."""
     asked: list[str] = []
     for module, works in (("fused_layers", LAYERS), ("fused_rotation", ROTATION), ("narrow_products", NARROW)):
         counted = {work.__name__: partial(_asked, asked, work) for work in works}

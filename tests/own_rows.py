@@ -1,4 +1,4 @@
-"""Small rows of every benchmark, made up here, and the real files where they are at hand."""
+"""Small made-up rows for every benchmark, and the real files where available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = {
     "arbench:sp": "arbench/sp_test.jsonl",
     "arbench:dc": "arbench/dc_test.jsonl",
 }
-"""Of AutoLogi the test file is nowhere to be had."""
+"""AutoLogi is missing, since its test file is not available."""
 
 _SUMS = [{"id": f"p{n}", "problem": f"What is {n} + 3?", "answer": str(n + 3)} for n in range(8)]
 
@@ -103,6 +103,6 @@ def write_rows(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl
 
 
 def source(name: str, folder: Path) -> Path:
-    """The real file of a benchmark where it is at hand, else one with our own rows."""
+    """The real file of a benchmark if available, else a file with our own rows."""
     real = DATA / FILES.get(name, "nowhere")
     return real if real.is_file() else write_rows(folder, OWN[name])

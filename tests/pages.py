@@ -1,6 +1,6 @@
-"""Pages of the documentation as a reader follows them: the files that they show are written, their commands are run.
+"""Follows pages of the documentation: writes the files that they show, and runs their commands.
 
-A block ``python`` or ``yaml`` that begins with ``# NAME`` is the file NAME; the lines of a block ``sh`` are commands.
+A ``python`` or ``yaml`` block that begins with ``# NAME`` is the file NAME; the lines of a ``sh`` block are commands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class File:
 
 @dataclass(frozen=True)
 class Command:
-    """``typed``: what the words of an ``echo`` before a pipe give it to read."""
+    """A command. ``typed``: its standard input, from an ``echo`` before a pipe."""
 
     words: tuple[str, ...]
     typed: str | None = None
@@ -46,7 +46,7 @@ class Command:
 
 
 def steps(text: str) -> list[File | Command]:
-    """In the order of the page."""
+    """The files and commands of a page, in order."""
     found: list[File | Command] = []
     for language, block in _BLOCK.findall(text):
         if language == "sh":
@@ -57,7 +57,7 @@ def steps(text: str) -> list[File | Command]:
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading of the second level."""
+    """The text below a second-level heading."""
     (found,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
     return found
 
@@ -76,7 +76,7 @@ def _command(line: str) -> Command:
 
 
 class Reader:
-    """Does what a page says, in a folder that is the current one. ``said``: what the commands wrote, by their words."""
+    """Carries out the steps of a page in the current folder. ``said``: the output of each command, by its words."""
 
     def __init__(self) -> None:
         self.said: dict[str, str] = {}
@@ -106,7 +106,7 @@ def _python(words: list[str]) -> str:
 
 
 def _teamtr(words: list[str], typed: str | None) -> str:
-    """In this process, which has the libraries loaded."""
+    """Runs the command in this process, which has the libraries loaded."""
     result = CliRunner().invoke(app, words, input=typed)
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -116,7 +116,7 @@ def _teamtr(words: list[str], typed: str | None) -> str:
 
 @contextmanager
 def _in_the_background(words: list[str]) -> Iterator[None]:
-    """A server of its own process: there when it has printed its address, and ended as `kill` ends it."""
+    """Run a server in its own process: ready when it has printed its address, ended with SIGTERM."""
     command = [sys.executable, "-c", "from teamtr.cli import main; main()", *words]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

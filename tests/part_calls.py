@@ -1,5 +1,4 @@
-"""A team whose models are in a folder, as one rank of several that hold a part of every layer: what it takes to load
-them, and what they compute."""
+"""One rank of a team whose models are sharded over several ranks: the memory of loading them, and their results."""
 
 from __future__ import annotations
 
@@ -27,12 +26,12 @@ ROWS = 4
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of all tensors that are alive and were made within, and the most of them at any time. What is
-    mapped from a file counts when it is copied."""
+    """Counts the live bytes of tensors created within this mode, and their peak. Memory mapped from a file counts when
+    it is copied."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = self.at_most = 0  # at_most: if nothing had ended since it was looked; looking takes long
+        self.most = self.at_most = 0  # at_most: bytes if nothing was freed since the last exact count, which is slow
         self.seen: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -69,7 +68,7 @@ def engine_of(team_file: TeamFile, shards: Shards) -> LocalEngine:
 
 
 def computed(engine: LocalEngine, folder: Path, wait=lambda: None) -> dict[str, np.ndarray]:
-    """What every agent's model says, learns, writes and reads again."""
+    """The results of sampling, training, saving and loading with every agent's model."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(6, 60, size=3 + k % 3).astype(np.int32) for k in range(ROWS)]
     rows, found = np.arange(ROWS), {}
@@ -107,7 +106,7 @@ def computed(engine: LocalEngine, folder: Path, wait=lambda: None) -> dict[str, 
 
 
 def one_rank(rank: int, world: int, port: int, how: str, team: Path, out: Path) -> None:
-    """In a process of its own. ``how``: parts, or whole: as if no model could be read in parts."""
+    """Runs one rank in its own process. ``how``: "parts", or "whole" as if no model could be read in parts."""
     from teamtr.engines import hashing
     from teamtr.engines.cluster import ranks
     from teamtr.engines.torch.outline import NotInParts
@@ -123,9 +122,9 @@ def one_rank(rank: int, world: int, port: int, how: str, team: Path, out: Path) 
 
         models.load_outline = refuse
     shards, saved = ranks.Ranks(team_file.cluster.parts, lockstep=True), out / "saved"
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # what other threads make is not seen
-    hashing.CPU_CHUNK = 1 << 10  # which works in blocks; these models are far smaller than one
-    hashing.KEPT_LENGTH = 0  # factors that are kept are no part of a model
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # tensors of other threads are not counted
+    hashing.CPU_CHUNK = 1 << 10  # hashing works in blocks, and these models are far smaller than the usual block
+    hashing.KEPT_LENGTH = 0  # cached factors are not part of a model
     with Alive() as loading:
         engine = engine_of(team_file, shards)
     kept = loading.bytes()

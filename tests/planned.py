@@ -1,4 +1,4 @@
-"""What the tests of planning plan for: a team of built-in models, and three agents on the shape of a known model."""
+"""Setups for the tests of planning: a team of built-in models, and three agents on the shape of a known model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QWEN3_1_7B = {
 }  # fmt: skip
 SHAPE = ModelShape.of(QWEN3_1_7B)
 LARGE = replace(SHAPE, layers=64, width=5120, inner=25600, heads=64, tied=False)
-"""Qwen3-32B's."""
+"""The shape of Qwen3-32B."""
 
 
 def setup(shape: ModelShape = SHAPE, *, rank: int | None = 16, micro_batch: int = 16, **cluster: object) -> Setup:

@@ -1,4 +1,4 @@
-"""All that a learner is asked, in one process or as one rank of several."""
+"""All calls to a learner, in one process or as one rank of several."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OVERFLOWING = 2.0**19
 
 
 def policy_of(kind: str, spread: Callable[[Any], None] | None = None) -> Policy:
-    """``few``: adapters that leave some layers plain."""
+    """A policy of this kind; ``few`` is an adapter on few layers."""
     return make_policy("lora", lora=FEW, spread=spread) if kind == "few" else make_policy(kind, spread=spread)
 
 
 def learner_of(policy: Policy, shards: Shards, micro_batch: int = 2, precision: str = "fp32") -> PolicyLearner:
-    """In float16 it begins at a scale that some micro-batches overflow at."""
+    """A learner. In float16, its initial loss scale makes some micro-batches overflow."""
     learner = PolicyLearner("agent", policy, micro_batch=micro_batch, keep_initial=True, critic=True, shards=shards)
     if precision != "fp32":
         policy.precision = precision
@@ -35,8 +35,8 @@ def learner_of(policy: Policy, shards: Shards, micro_batch: int = 2, precision: 
 
 
 def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
-    """What each call gave, and the version after each that changes weights. ``folder`` gets what ``save`` writes;
-    ``wait``: for it to be written."""
+    """The result of each call, and the version after each call that changes weights. ``save`` writes to ``folder``;
+    ``wait`` is called until it is written."""
     batch = make_batch(learner, problems=PROBLEMS, group=GROUP)
     rows = np.arange(len(batch))
     advantages = np.where(rows % 2, 1.0, -1.0)
@@ -56,7 +56,7 @@ def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = 
     stats = learner.step(rows, advantages, Objective(reference_kl=0.1), beta=0.1, learning_rate=1e-2)
     assert stats.applied
     keep("step", stats.surrogate, stats.kl_full, stats.grad_norm, stats.ratio_clip_rate, stats.kl_reference)
-    some = rows[batch.problem_M == 1]  # all of one shard: whoever has no row of a step takes part in it too
+    some = rows[batch.problem_M == 1]  # rows of one shard only: ranks without rows take part in the step too
     stats = learner.step(some, advantages[some], Objective(), beta=0.1, learning_rate=1e-2)
     keep("scale", learner.optimizer.loss_scale)
     keep("step of one shard", stats.surrogate, stats.kl_full, stats.grad_norm)
@@ -94,7 +94,7 @@ def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = 
 def one_rank(
     rank: int, world: int, port: int, shards: int, kind: str, sharded: bool, precision: str, out: Path
 ) -> None:
-    """In a process of its own: leaves what it found in a file of its number."""
+    """Runs one rank in its own process, and writes its results to a file named by its rank."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -115,9 +115,9 @@ def one_rank(
 
 
 def one_rehearsing(rank: int, world: int, port: int, team: str, settings: list[dict[str, int]], out: Path) -> None:
-    """One rank of a team whose memory is rehearsed. ``settings``, of each rank: ``fits``, for how many messages of the
-    speaker at once it has memory; ``micro_batch``, to how many it has come down before. Leaves whom it tried, what it
-    found, and the most messages of the speaker that it passed at once with a gradient."""
+    """One rank of a team that rehearses its memory. ``settings`` of each rank: ``fits``, the most messages of the
+    speaker that fit into a pass; ``micro_batch``, the speaker's initial micro-batch. Writes the rehearsed agents, the
+    resulting micro-batches, and the most messages of the speaker in one pass with gradients."""
     import torch
 
     from part_calls import engine_of

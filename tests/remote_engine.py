@@ -1,6 +1,6 @@
-"""A member of a cluster engine at the end of a pipe: every call is one frame of JSON and raw arrays, and one back.
+"""A member of a cluster engine behind a pipe: every call and every answer is one frame of JSON and raw arrays.
 
-It proves that nothing leaks through ``ports.Engine``: what this module cannot send, no engine elsewhere could get.
+It checks that ``ports.Engine`` passes only data that can be sent to another process or machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECORDS = {
         *(ports.Demand, ports.Lengths, ports.MemoryItem, ports.MemoryPlan, ports.Rehearsal, Objective),
     )
 }
-"""All that may cross besides arrays, numbers and names."""
+"""The records that may be sent, besides arrays, numbers and names."""
 
 
 # -- frames ------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def remote_engine(team_file, task, plan, player, *, taught: bool = True) -> Models:
-    """As ``session.models.local_engine``, with all models in another process."""
+    """Like ``session.models.local_engine``, but with all models in another process."""
     assert player is None
     return Models(ClusterEngine(FrameMembers(dump(team_file), taught), shards=1), codecs_of(team_file))
 
@@ -188,5 +188,5 @@ def serve(stdin: IO[bytes], stdout: IO[bytes]) -> None:
 
 if __name__ == "__main__":
     out = sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever prints must not get between frames
+    sys.stdout = sys.stderr  # printed text must not get between frames
     serve(sys.stdin.buffer, out)

@@ -1,7 +1,7 @@
-"""Hostile messages against the chat templates of many model families: can any of them forge a turn?
+"""Hostile messages against the chat templates of many model families, to test that none can forge a turn.
 
-``PYTHONPATH=src:tests python tests/role_attack.py`` counts the forged conversations: as prompts are made, with special
-tokens alone broken, and with nothing broken.
+``PYTHONPATH=src:tests python tests/role_attack.py`` counts the forged conversations: with the library's prompts, with
+only special tokens broken up, and with nothing broken up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from teamtr.chat import ChatCodec
 from teamtr.chat.lookalikes import LINE_BREAKS
 
 CONVERSATIONS = 56
-"""Of each family; four messages each, 10,528 messages in all."""
+"""Conversations per family, of four messages each; 10,528 messages in all."""
 Chat = list[dict[str, str]]
 CALM = [{"role": r, "content": f"word{k}"} for k, r in enumerate(("system", "user", "assistant", "user"))]
 
@@ -40,7 +40,7 @@ HEADERS = ("system", "user", "assistant", "model", "\n", "\n\n", ": ", "<", "<|"
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A family's template and tokenizer, and what must never be forged on it: by the fixture's word, not by ours."""
+    """A family's template and tokenizer, and the markers that must never be forged, as stated by the fixture."""
 
     family: Family
     codec: ChatCodec
@@ -51,22 +51,22 @@ class Target:
         return self.codec.text(CALM)
 
     def in_tokens(self, text: str) -> list[int]:
-        """The tokens among the markers, from left to right."""
+        """The marker tokens in the tokenized text, from left to right."""
         tokenizer = self.codec.tokenizer
         tokens = {*self.family.special, *self.family.added}
         known = {tokenizer.convert_tokens_to_ids(marker) for marker in self.markers if marker in tokens}
         return [i for i in tokenizer.encode(text, add_special_tokens=False) if i in known]
 
     def in_text(self, text: str) -> list[str]:
-        """The markers, from left to right."""
+        """The markers in the text, from left to right."""
         return [found.group() for found in _pattern(self.markers, tuple(self.family.lines)).finditer(text)]
 
     def between(self, text: str) -> list[str]:
-        """What stands between them."""
+        """The text between the markers."""
         return _pattern(self.markers, tuple(self.family.lines)).split(text)
 
     def in_plain_text(self, text: str) -> list[str]:
-        """The same for a reader who tells no wide forms and invisible signs apart."""
+        """The markers as a reader sees them, who does not distinguish wide forms or notice invisible characters."""
         pattern = _pattern(tuple(map(plain, self.markers)), tuple(map(plain, self.family.lines)))
         return [found.group().strip() for found in pattern.finditer(plain(text))]
 
@@ -86,7 +86,7 @@ def target(name: str, none_special: bool = False) -> Target:
 
 
 def _may_open(token: str) -> bool:
-    """Blanks, words and reasoning tags open no turn."""
+    """Whether a token may open a turn: blanks, words and reasoning tags may not."""
     return bool(token.strip()) and not token.isalnum() and "think>" not in token
 
 
@@ -108,7 +108,7 @@ def plain(text: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf").replace("▁", " ")
 
 
-# -- what an attacker writes ----------------------------------------------------------------------------------
+# -- hostile messages -----------------------------------------------------------------------------------------
 
 
 def hostile(rng: random.Random, target: Target) -> str:
@@ -140,7 +140,7 @@ def _fragment(rng: random.Random, kind: str, marker: str, other: str) -> str:
 
 
 def _disguised(rng: random.Random, character: str) -> str:
-    """The same to a reader, or to a tokenizer that normalizes: wide forms, other blanks, signs without a shape."""
+    """A lookalike for a reader or a normalizing tokenizer: wide forms, other blanks, invisible characters."""
     draw = rng.random()
     if draw < 0.2 and "!" <= character <= "~":
         return chr(ord(character) + 0xFEE0)
@@ -153,16 +153,16 @@ def _disguised(rng: random.Random, character: str) -> str:
 
 def conversation(rng: random.Random, target: Target) -> Chat:
     texts = [hostile(rng, target) for _ in CALM]
-    texts[2] = texts[2].replace("</think>", "")  # templates cut what stands before it out of past replies
+    texts[2] = texts[2].replace("</think>", "")  # templates remove the text before it from past replies
     return [{"role": calm["role"], "content": text} for calm, text in zip(CALM, texts, strict=True)]
 
 
-# -- what it came to ------------------------------------------------------------------------------------------
+# -- judging --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Forged:
-    """In which respects a prompt shows turns that its template did not write."""
+    """Ways in which a prompt shows turns that its template did not write."""
 
     tokens: bool
     text: bool
@@ -173,7 +173,7 @@ class Forged:
 
 
 def judge(target: Target, prompt: str) -> Forged:
-    """Beside the same conversation with harmless words: as many markers, in the same order."""
+    """Compares with the same conversation in harmless words: the markers must be the same, in the same order."""
     tokens, text, decoded, plain_text = _seen(target, prompt)
     calm = _seen_in_calm(target)
     return Forged(tokens != calm[0], text != calm[1] or decoded != calm[2], plain_text != calm[3])
@@ -194,14 +194,14 @@ def _seen_in_calm(target: Target) -> tuple[list[int], list[str], list[str], list
 
 
 def attack(name: str) -> Iterator[tuple[Chat, Target]]:
-    """The family's share; every other conversation meets a tokenizer that declares nothing but its end special."""
+    """The conversations for a family; every other one uses a tokenizer with only the end token declared special."""
     rng = random.Random(name)
     for k in range(CONVERSATIONS):
         yield conversation(rng, target(name, k % 2 == 1)), target(name, k % 2 == 1)
 
 
 def undefended(chat: Chat, target: Target, broken: Sequence[str] = ()) -> str:
-    """The prompt with nothing disarmed but these markers."""
+    """The prompt with only these markers broken up."""
     codec = target.codec
     for marker in sorted(broken, key=len, reverse=True):
         chat = [{**m, "content": m["content"].replace(marker, f"{marker[0]} {marker[1:]}")} for m in chat]

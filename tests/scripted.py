@@ -1,4 +1,4 @@
-"""A team whose models say what a function of their prompt says: letter by letter, so that tokens can be counted."""
+"""A team whose messages come from a function of the prompt, one token per letter, so that tokens can be counted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from teamtr.team import Agent, Router, Schedule, Team
 from teamtr.types import Floats, Ids, Problem, Verdict
 
 Script = Callable[[str, str, float], str]
-"""(agent, its whole prompt, a number in [0, 1)) -> what it says."""
+"""(agent, its whole prompt, a number in [0, 1)) -> its message."""
 
-END = 3  # no letter
+END = 3  # not a letter
 
 
 class Letters:
-    """A token is a letter; a prompt is the texts of its messages, a line each."""
+    """A codec with one token per letter; a prompt is the texts of its messages, one per line."""
 
     def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
         return np.array([ord(c) for c in "\n".join(m["content"] for m in messages)], dtype=np.int32)
@@ -35,7 +35,7 @@ class Letters:
 
 
 class Scripted(InTurns):
-    """A sampler that remembers what it was asked; every token of a message has the probability that ``sure`` gives."""
+    """A sampler that records its calls; every token of a message has the probability that ``sure`` gives."""
 
     def __init__(self, script: Script, sure: Callable[[str], float] = lambda text: 1.0) -> None:
         self.script, self.sure = script, sure
@@ -61,7 +61,7 @@ class Scripted(InTurns):
 
 
 class Numbers(Task):
-    """Right when the last number of the answer is the problem's."""
+    """Right if the last number of the answer is the problem's."""
 
     reward_range = 1.0
 

@@ -1,4 +1,4 @@
-"""A small team behind a server, for tests: random weights, so that everything they say depends on the prompt."""
+"""A small team behind a server, for tests. Its weights are random, so that messages depend on the whole prompt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ plan: {problems: 2, group_size: 2}
 
 
 def make_session(*changes: str, answer: str = "speaker", sharp: float = 8.0) -> Session:
-    """``sharp``: an untrained model is almost uniform; its weights times this say something of their own."""
+    """A session of the team. ``sharp``: factor for the weights, since an untrained model is almost uniform."""
     session = build(loads(TEAM.replace("ANSWER", answer), "trio", changes))
     if sharp != 1.0:
         seen = set()
@@ -69,7 +69,7 @@ def asked(text: str = "What is 2+3?", model: str = "trio", **fields: Any) -> Cha
 
 @contextmanager
 def serving(session: Session, *, limits: Limits | None = None, **settings: Any) -> Iterator[TeamServer]:
-    """A server in a thread; at the end it is shut down as a signal would, and must end."""
+    """Run a server in a thread; at the end it is shut down as by a signal, and must end."""
     with TeamServer(key=KEY, limits=limits, **settings) as server:
         server.take_up(session, session.current_team(), "trio")
         thread = threading.Thread(target=server.serve_forever)

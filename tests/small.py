@@ -1,4 +1,4 @@
-"""A whole small world on tabular policies: two agents, three problems, a reward that depends on all messages."""
+"""A small team of tabular policies: two agents, three problems, and a reward that depends on all messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LETTERS = "..abcd"  # ids 0 and 1 end a message
 
 
 class LetterCodec:
-    """Ids of letters; a prompt is the characters of its text."""
+    """A codec whose message tokens are letters and whose prompt tokens are the characters of the text."""
 
     def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
         return np.array([ord(c) for m in messages for c in m["content"]], dtype=np.int32)
@@ -38,7 +38,7 @@ class LetterCodec:
 
 
 class SameLetter(Task):
-    """Right when the first letters of both messages are the problem's letter; half a point for one of them."""
+    """Right if the first letters of both messages are the problem's letter; half a point for one of them."""
 
     reward_range = 1.0
 
@@ -59,7 +59,7 @@ class SameLetter(Task):
 
 
 class World:
-    """Engine, context and team, and the two functions that the loop is handed."""
+    """Engine, context and team, and the two functions that the training loop takes."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class World:
         return TrainingBatch(batch.of(agent), self.plan.advantage.estimate(returns_PG), returns_PG)
 
     def update(self, agent: str, data: TrainingBatch, *, seed: int = 0, **changes) -> Update:
-        """One update of the agent. ``changes`` are other values of the plan, or keywords of ``update_agent``."""
+        """One update of the agent. ``changes`` override values of the plan, or are keywords of ``update_agent``."""
         own = {name: changes.pop(name) for name in list(changes) if hasattr(self.plan, name)}
         optimization = changes.pop("optimization", self.optimization)
         update = update_agent(

@@ -1,4 +1,4 @@
-"""A small world for each domain of tau-bench, made up here, and the files that such a world is read from."""
+"""A small made-up world for each domain of tau-bench, and the files from which such a world is read."""
 
 from __future__ import annotations
 
@@ -187,12 +187,12 @@ def start(domain: type[TauBench]) -> State:
 
 
 def schemas_of(domain: type[TauBench]) -> list[Any]:
-    """What agents are told of the tools, in words that the benchmark does not use."""
+    """Schemas of the tools, with descriptions that differ from those of the benchmark."""
     return [schema_of(name, f"Does {name}.", object_schema(tool.parameters)) for name, tool in domain.toolbox.items()]
 
 
 def small(domain: type[TauBench]) -> TauBench:
-    """The domain on its small world, with all tasks as the test split."""
+    """The domain with its small world, and all tasks as the test split."""
     world = World(copy.deepcopy(TABLES[domain]), "Be kind.", schemas_of(domain))
     reader = domain(world=world)
     problems = [reader.problem({"id": str(place), **row}) for place, row in enumerate(TASKS[domain])]
@@ -200,7 +200,7 @@ def small(domain: type[TauBench]) -> TauBench:
 
 
 def write_world(folder: Path, domain: type[TauBench]) -> Path:
-    """The folder, with the files of the small world in it."""
+    """Write the files of the small world to this folder, and return it."""
     folder.mkdir(exist_ok=True)
     for table, records in TABLES[domain].items():
         (folder / f"db_{table}.json").write_text(json.dumps(records), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""A real run of tabular agents whose every conversation can be enumerated: the log beside the exact truth.
+"""A real training run of tabular agents whose conversations can all be enumerated: its log beside exact values.
 
-Three agents speak once each and hear what was said before. A message is at most two of three tokens, so there are seven
-of them, 3 x 343 conversations, and ``theory.tabular.EpisodicTeam`` knows the probability of each.
+Three agents speak once each and see the messages before. A message has at most two of three tokens, so there are seven
+messages and 3 x 343 conversations, and ``theory.tabular.EpisodicTeam`` computes the probability of each.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ diagnostics: {every: 1}
 
 
 class LetterCodec:
-    """A prompt is the characters of its text; a message is letters."""
+    """A codec whose prompt tokens are the characters of the text and whose message tokens are letters."""
 
     def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
         return np.array([ord(c) for m in messages for c in m["content"]], dtype=np.int32)
@@ -62,7 +62,7 @@ class LetterCodec:
 
 
 class Letters(Task):
-    """Right when the answer begins with the problem's letter; the reward also counts how many agents said so."""
+    """Right if the answer begins with the problem's letter; the reward also counts how many agents said so."""
 
     reward_range = 1.0
 
@@ -81,7 +81,7 @@ def _verdict(target: str, answer: str, texts: Sequence[str]) -> Verdict:
 
 @dataclass(frozen=True)
 class TabularRun:
-    """``logits[n]``: the tables of all agents after n updates; ``records`` and ``batches`` as the run left them."""
+    """A finished run with its ``records``. ``logits[n]`` are the tables of all agents after n updates."""
 
     folder: Path
     records: list[dict[str, Any]]
@@ -100,7 +100,7 @@ class TabularRun:
         return [exact_team(logits) for logits in self.logits]
 
     def step(self, update: Mapping[str, Any]) -> EpisodicStep:
-        """This update, exactly."""
+        """The exact step of this update."""
         number = update["update"]
         agent = NAMES.index(update["agent"])
         return EpisodicStep(self.teams[number - 1], self.teams[number], (agent,))
@@ -113,7 +113,7 @@ class TabularRun:
 
 
 def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius: float = 0.05) -> TabularRun:
-    """Train in this folder with the loop, the books and the probes of any run."""
+    """Train in this folder with the loop, records and probes of a normal run."""
     settings = {"PRESET": preset, "STAGES": stages, "RADIUS": radius, "CLIP": A_CLIP, "EVERY": 1}
     text = TEAM
     for name, value in settings.items():
@@ -149,7 +149,7 @@ def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius
 
 
 def texts_of(history: int, turns: int) -> tuple[str, list[str]]:
-    """The problem's letter and what was said, of history number ``history`` after this many turns."""
+    """The problem's letter and the messages of history number ``history`` after this many turns."""
     said = []
     for _ in range(turns):
         history, word = divmod(history, SPACE.size)
@@ -209,7 +209,7 @@ def histories(batch: RolloutBatch) -> Floats:
 
 
 def main() -> None:
-    """Our bound beside the exact gain of ten stages: ``python tests/tabular_run.py``."""
+    """Print our bound beside the exact gain for ten stages: ``python tests/tabular_run.py``."""
     import sys
     import tempfile
 

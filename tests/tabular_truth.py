@@ -1,4 +1,4 @@
-"""What an update of a tabular run truly did, by enumeration: never by the functions that the diagnostics use."""
+"""Exact effects of an update of a tabular run, by enumeration and without the functions that diagnostics use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One update and the batch it learnt from, by the numbers of histories."""
+    """One update and the batch it was trained on, by the numbers of histories."""
 
     run: TabularRun
     update: dict[str, Any]
@@ -41,7 +41,7 @@ class GateCheck:
         return (new - old)[context, word]
 
     def advantages(self, step: int) -> tuple[Floats, Floats]:
-        """Group-normalized, before and after clipping, written out."""
+        """Group-normalized advantages before and after clipping, computed independently."""
         returns = self.run.batch(self.update["stage"], step).returns_PG(1.0)
         mean, variance = returns.mean(axis=1, keepdims=True), returns.var(axis=1, keepdims=True)
         raw = np.where(variance > 0, (returns - mean) / np.sqrt(variance + 1e-6), 0.0)
@@ -82,7 +82,7 @@ def variance(probability: Floats, value: Floats) -> float:
 
 
 def return_error(team: EpisodicTeam, episodes: int) -> float:
-    """Standard error of the mean reward when problems are played equally often: variance within problems."""
+    """Standard error of the mean reward if all problems are played equally often, from the variance within problems."""
     law, rewards, own = team.visits[3][0], team.reward_BN[0], np.arange(3 * SPACE.size**3) // SPACE.size**3
     within = [variance(law[own == x] * 3, rewards[own == x]) for x in range(3)]
     return float(np.sqrt(np.mean(within) / episodes))

@@ -1,7 +1,6 @@
-"""A training run on a small tau-bench: two tabular agents whose letters are whole messages, some of which call tools.
+"""A training run on a small tau-bench: two tabular agents whose letters stand for lines, some of which call tools.
 
-As a program (``python taubench_run.py FOLDER N``) it kills itself, as nobody can prevent, while tools are asked for the
-N-th time.
+As a program (``python taubench_run.py FOLDER N``) it kills itself with SIGKILL at the N-th call of tools.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ CUSTOMER = {"a": STOP, "b": "Go on.", "c": STOP, "d": "Cancel it."}
 
 @dataclass(frozen=True)
 class Phrases:
-    """Another codec's letters, each of which stands for a line."""
+    """Wraps a codec so that each of its letters stands for a line."""
 
     inner: Any
     lines: Mapping[str, str]
@@ -66,7 +65,7 @@ class Phrases:
 
 
 class Toy(Airline):
-    """Its letters are those of ``Phrases``, which cannot write a dialogue down: no answer is known to be right."""
+    """The domain with the letters of ``Phrases``, which cannot encode a dialogue: no answer is known to be right."""
 
     alphabet = "abcd"
 
@@ -96,7 +95,7 @@ def team_in(folder: Path) -> TeamFile:
 
 @contextmanager
 def toy() -> Iterator[None]:
-    """Runs are of the toy as long as this lasts."""
+    """Within this block, runs use ``Toy`` and ``Phrases``."""
     make_task, make = build.build_task, run.build
 
     def task(team_file: Any) -> Any:

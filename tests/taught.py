@@ -1,7 +1,7 @@
-"""The tiny base is taught once for each form and kept, as it is for every user (``teamtr.session.taught``).
+"""Caches trained tiny bases, one per message form, as for every user (``teamtr.session.taught``).
 
-Dozens of tests build the same small team, and most of their time went into teaching it anew. The tests of teaching
-itself, and of a run that must repeat it, ask for ``teaching_for_real``.
+Dozens of tests build the same small team, and would spend most of their time on its warm-up. Tests of the warm-up
+itself, and of runs that must repeat it, use ``teaching_for_real``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from teamtr.store.cache import OFF, VARIABLE
 
 
 def remember_teaching(folder: Path) -> None:
-    """From now on, in this process and those that it starts: bases that were taught are kept in this folder."""
+    """From now on, cache trained bases in this folder, in this process and those that it starts."""
     os.environ[VARIABLE] = str(folder)
 
 

@@ -1,4 +1,4 @@
-"""Tiny models of many architectures, with random weights, and what a model says by its own forward."""
+"""Tiny models of many architectures with random weights, and log-probabilities from a model's own forward pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINEAR = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 STATE_SPACE = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
-LATENT = {  # values of another width than queries
+LATENT = {  # values have another width than queries
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
     "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
@@ -38,10 +38,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Gemma3": SHAPE,
     "Gemma2": {**SHAPE, "final_logit_softcapping": None},  # caps its attention
     "DeepseekV3": {**COMMON, **LATENT},
-    "Falcon": {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},  # knows two attentions
-    "Bloom": {**COMMON, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # attention of its own, no positions
+    "Falcon": {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},  # two attentions only
+    "Bloom": {**COMMON, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # its own attention, no positions
     "GPTJ": {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8, **COMMON},
-    "DiffLlama": SHAPE,  # asks attention twice in a layer
+    "DiffLlama": SHAPE,  # calls attention twice per layer
     "FalconH1": {**SHAPE, **STATE_SPACE},  # a state space beside attention, in every layer
     "Qwen3Next": {**SHAPE, **LINEAR},  # linear attention in most layers
     "Qwen3_5": {**SHAPE, **LINEAR},
@@ -69,7 +69,7 @@ def make_model(kind: str, **changes: Any) -> Any:
 
 
 def make_model_with_eyes() -> Any:
-    """A model that sees images as well: its text has a config of its own."""
+    """A model that also takes images, with a separate config for text."""
     eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Gemma3Config(
         text_config=dict(SHAPE), vision_config={**eyes, "image_size": 28, "patch_size": 14}
@@ -85,7 +85,7 @@ def make_gpt2() -> Any:
 
 @torch.no_grad()
 def scored(policy: TransformerPolicy, prompts: Any, drawn: Any) -> Any:
-    """The learner's log-probability of every token that was drawn."""
+    """The learner's log-probability of every sampled token."""
     messages = [sample.token_ids for sample in drawn]
     ids = np.concatenate(messages)
     logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
@@ -107,7 +107,7 @@ def served(model: Any) -> Server:
 
 
 def some_prompts() -> list[np.ndarray]:
-    """Of several lengths; one twice, two that begin alike."""
+    """Prompts of several lengths; two are equal, and two have a common beginning."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 100, size=length).astype(np.int32) for length in (5, 9, 5, 12)]
     prompts[2] = prompts[0].copy()
@@ -117,7 +117,7 @@ def some_prompts() -> list[np.ndarray]:
 
 @torch.no_grad()
 def alone(model: Any, prompt: np.ndarray, message: np.ndarray) -> np.ndarray:
-    """Log-probabilities by the model's own forward, one row at a time."""
+    """Log-probabilities from the model's own forward pass on one row."""
     ids = torch.tensor([[*prompt.tolist(), *message.tolist()]])
     logp = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
     return logp.gather(1, torch.tensor(message, dtype=torch.int64)[:, None])[:, 0].numpy()

@@ -1,4 +1,4 @@
-"""Work for processes of their own: what ends well, what fails, what dies, and what never ends."""
+"""Work for other processes: functions that succeed, fail, die, or never end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from teamtr.errors import UserError
 
 
 def doing(text: str) -> int:
-    """Ends well, but for some words."""
+    """Returns the length of the text; some texts make it raise or die."""
     if text == "ours":
         raise UserError("no such game")
     if text == "theirs":
@@ -22,11 +22,11 @@ def doing(text: str) -> int:
 
 
 def sleeping(path: str) -> None:
-    """Says in a file who it is, and sleeps."""
+    """Writes its process id to a file, and sleeps."""
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
 
 
 def in_process(text: str) -> int:
-    """Says which process it is in."""
+    """Returns its process id."""
     return os.getpid()
