@@ -68,7 +68,7 @@ def _of_run(file: TeamFile) -> Estimate:
     lengths = [agent.max_tokens or file.team.max_tokens for agent in agents] * (file.team.rounds or 1)
     samplings = 1 if plan.resample.every == 0 or plan.order.kind == "together" else len(agents) / plan.resample.every
     rollouts = plan.stages * math.ceil(samplings) * plan.problems * plan.group_size
-    if file.diagnostics.every:  # probes play the stage's problems again, at its start and around updates
+    if file.diagnostics.every:  # probes also play the problems at the start of a stage and before each later update
         rollouts += math.ceil(plan.stages / file.diagnostics.every) * len(agents) * plan.problems * plan.group_size
     looks = 0 if file.eval.every == 0 else 1 + math.ceil(plan.stages / file.eval.every)
     evaluated = looks * (file.eval.problems or TINY_PROBLEMS) * samples

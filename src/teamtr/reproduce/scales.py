@@ -1,5 +1,4 @@
-"""The team that a recipe trains, at three scales: tiny models on two cores, a model of the user's choice on one card,
-and the paper's protocol."""
+"""The team of a recipe at three scales: tiny models on two cores, one card with a given model, the paper's protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder. Killing a run at any moment loses at most the update in progress.
+"""The run folder, written so that killing a run at any moment loses at most the update in progress.
 
     run/
       team.yaml                               the resolved team file
@@ -8,7 +8,7 @@
       episodes/stage-0003-step-01.jsonl.gz    the conversations that an update was trained on
       .lock                                   held by the one process that may write
 
-Everything is YAML, JSON, gzip or what a learner saves; reading it here executes nothing.
+Everything is YAML, JSON, gzip or what a learner saves; nothing in this package executes code on reading.
 """
 
 from teamtr.store.atomic import StoreError, TornRead, commit_folder, verify_folder, write_atomic

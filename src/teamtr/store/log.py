@@ -151,7 +151,7 @@ class Log:
         return LogMark(self._hashed.records, self._hashed.bytes, self._hash.hexdigest())
 
     def lost(self, mark: LogMark) -> int | None:
-        """How many records up to this mark are missing; 0 if none is but the content differs, None if all is intact."""
+        """How many records before this mark are missing; 0 if only their content differs, None if all are intact."""
         data = self._bytes()[: mark.bytes]
         if hashlib.sha256(data).hexdigest() == mark.sha256:
             return None
