@@ -4,7 +4,7 @@ It covers what occurs in the benchmarks' answers and no more: arithmetic, roots,
 sets, lists, unions, matrices, equations and inequalities. Anything else raises ``UnreadableError``. Nothing is
 evaluated, and depth and length are bounded.
 
-    parse(r"(-\infty, \frac{1}{2}]")     # Node("tuple", (Node("infinity"), Node("/", ...)), "(]") after a minus
+    parse(r"(-\infty, \frac{1}{2}]")     # Node("tuple", (Node("neg", (Node("infinity"),)), Node("/", ...)), "(]")
 """
 
 from __future__ import annotations
