@@ -1,4 +1,4 @@
-"""Graders: pure ones for strings, and a pool of killable workers for anything untrusted."""
+"""Graders: pure functions of strings, and a pool of killable workers for anything untrusted."""
 
 from teamtr.grading.answers import Number, exact_match, last_number, normalize, number_match
 from teamtr.grading.workers.container import Container

@@ -1,4 +1,4 @@
-"""Graders that are pure functions of two strings. Every one of them is linear in the text's length."""
+"""Graders that are pure functions of two strings, linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-# Bounds on what becomes an integer: a model may well write 1e999999999, which no exact arithmetic survives.
+# Bounds on what is converted to an integer: a model may write 1e999999999, which exact arithmetic cannot handle.
 _MOST_CHARACTERS = 200
 _LARGEST_EXPONENT = 400
 
 FULLWIDTH = str.maketrans("０１２３４５６７８９．％＋－＝／", "0123456789.%+-=/")
-"""Signs as Chinese and Japanese texts write them. Commas are none of them: there they part sentences."""
+"""Characters of Chinese and Japanese texts. Commas are left out, because there they separate clauses."""
 
 _WORD_OR_NUMBER = re.compile(
     r"""
@@ -31,7 +31,7 @@ _WORD_OR_NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """An exact number as it is written; ``50%`` has value 50 and ``percent`` set."""
+    """An exact number as written; ``50%`` has value 50 and ``percent`` set."""
 
     value: Fraction
     percent: bool = False
@@ -40,7 +40,7 @@ class Number:
         return f"{self.value}{'%' if self.percent else ''}"
 
     def same(self, other: Number) -> bool:
-        """Equal values. A percentage is so many hundredths: 50% is 1/2 and 0.5, and never 50."""
+        """Whether the values are equal. A percentage is a number of hundredths: 50% is 1/2 and 0.5, never 50."""
         return self._worth == other._worth
 
     @property
@@ -49,20 +49,20 @@ class Number:
 
 
 def normalize(text: str) -> str:
-    """Case folded, ends stripped, every run of white space one blank."""
+    """The text with case folded, ends stripped, and each run of white space replaced by one blank."""
     return " ".join(text.casefold().split())
 
 
 def exact_match(text: str, answer: str) -> bool:
-    """The same text up to case and white space."""
+    """Whether both texts are the same up to case and white space."""
     return normalize(text) == normalize(answer)
 
 
 def last_number(text: str) -> Number | None:
     """The last number written in the text: ``-3``, ``1,234.50``, ``.5``, ``2e-3``, ``1/2`` or ``50%``.
 
-    None when there is none, or when it is one that no exact arithmetic should be asked to hold (division by zero,
-    more than 200 characters, an exponent beyond 400).
+    None if there is none, or if it is unsuitable for exact arithmetic (division by zero, more than 200 characters, an
+    exponent beyond 400).
     """
     last = None
     for match in _WORD_OR_NUMBER.finditer(text.translate(FULLWIDTH)):
@@ -80,6 +80,6 @@ def last_number(text: str) -> Number | None:
 
 
 def number_match(text: str, answer: str) -> bool:
-    """The last numbers of both are the same number; False when either has none."""
+    """Whether the last numbers of both are equal; False if either has none."""
     said, right = last_number(text), last_number(answer)
     return said is not None and right is not None and said.same(right)

@@ -1,12 +1,12 @@
-"""reasoning-gym, in a worker and nowhere else.
+"""Runs reasoning-gym in a worker, never in the training process.
 
-Four of its scorers call ``eval`` on the text of a model and five give it to sympy's ``parse_expr``, which evaluates it
-too; five do so with a text of the question; one family runs stored programs to make its questions. So the training
-process never imports it: these factories are run by the ``WorkerPool``, and before a scorer sees a text that it would
-evaluate, we look whether evaluating it could call anything of Python's (``EVALUATED``). An answer that could scores 0.
+Four of its scorers call ``eval`` on a model's text, and five pass it to sympy's ``parse_expr``, which evaluates it too.
+Five do so with text of the question, and one family runs stored programs to make its questions. So the training process
+never imports it: the ``WorkerPool`` runs these factories. Before a scorer gets text that it would evaluate, we check
+that evaluating it cannot call anything of Python (``EVALUATED``). An answer that could do so scores 0.
 
-Questions are made in a process of their own, started with a fixed hash seed: several families go through sets of
-strings, and would ask other questions at every start of Python.
+Questions are made in a separate process with a fixed hash seed: several families iterate over sets of strings, and
+would make other questions at every start of Python.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 _FUNCTION = re.compile(r"(a?(sin|cos|tan)h?|sec|csc|cot|exp|log|ln|sqrt|Abs|Rational|pi)")
 
-# JSON has no tuples, and these two scorers compare with what were tuples.
+# JSON has no tuples, but these two scorers compare with tuples.
 _TUPLES = {"arc_agi": ("input", "output"), "rearc": ("input", "output")}
 
 
 def calls_nothing(text: str) -> bool:
-    """There is no call without a round bracket."""
+    """Whether the text has no round bracket, so that it cannot contain a call."""
     return "(" not in text
 
 
 def is_expression(text: str) -> bool:
-    """Arithmetic of numbers and variables of one letter; only functions of mathematics have names."""
+    """Whether the text is arithmetic of numbers and one-letter variables; longer names must be math functions."""
     plain = re.fullmatch(r"[\w\s.+\-*/^(),]*", text) and not re.search(r"\.\s*[^\W\d]", text)
     names = re.findall(r"[^\W\d]\w*", text)
     return bool(plain) and all((len(n) == 1 and n != "_") or _FUNCTION.fullmatch(n) for n in names)
@@ -59,7 +59,7 @@ EVALUATED: dict[str, Check] = {
     "puzzle24": is_expression,
     "simple_integration": is_expression,
 }
-"""Families whose scorer evaluates the text of a model, and what such a text must be."""
+"""Families whose scorer evaluates a model's text, and the check that the text must pass."""
 
 EVALUATED_OF_THE_QUESTION: dict[str, tuple[str, Check]] = {
     "bitwise_arithmetic": ("problem", is_bit_arithmetic),
@@ -68,18 +68,18 @@ EVALUATED_OF_THE_QUESTION: dict[str, tuple[str, Check]] = {
     "polynomial_multiplication": ("answer", is_expression),
     "simple_integration": ("integrand", is_expression),
 }
-"""Families whose scorer evaluates this part of the question, which may come from a file."""
+"""Families whose scorer evaluates this part of the question, which may come from a file, and the check for it."""
 
 
 def families() -> Grader:
-    """For any item, the names of all families."""
+    """A grader that returns the names of all families for any item."""
     names = sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
     return lambda items: [names for _ in items]
 
 
 def scores(family: str, parameters: dict[str, Any]) -> Grader:
-    """The family's own score of ``item["answer"]`` for the question ``item["entry"]``; None when the scorer cannot
-    read the answer and says so by raising."""
+    """A grader that returns the family's own score of ``item["answer"]`` for the question ``item["entry"]``; None if
+    the scorer raises because it cannot read the answer."""
     scorer = _dataset(family, {**parameters, "seed": 0, "size": 1})
 
     check = EVALUATED.get(family)
@@ -92,15 +92,15 @@ def scores(family: str, parameters: dict[str, Any]) -> Grader:
                 continue
             try:
                 yield float(scorer.score_answer(item["answer"], entry))
-            except Exception:  # another library's scorer on a model's words: whatever it raises is no verdict
+            except Exception:  # a third-party scorer on model output may raise anything, which is no verdict
                 yield None
 
     return scored
 
 
 def entries(family: str, parameters: dict[str, Any]) -> Grader:
-    """The question number ``item["index"]`` of a dataset of ``item["seed"]`` and ``item["size"]``, as {"question",
-    "answer", "metadata"}."""
+    """A grader that returns question ``item["index"]`` of the dataset with ``item["seed"]`` and ``item["size"]``, as
+    {"question", "answer", "metadata"}."""
     order = {"sys_path": sys.path, "family": family, "parameters": parameters}
 
     def made(items: list[Item]) -> Iterator[Any]:
@@ -138,7 +138,7 @@ def _dataset(family: str, settings: dict[str, Any]) -> Any:
 
 
 def _usable(family: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """The question as its scorer wants it."""
+    """The question in the form that its scorer expects. Raises ValueError if evaluating a part of it is not safe."""
     metadata = entry["metadata"]
     if family in EVALUATED_OF_THE_QUESTION:
         key, check = EVALUATED_OF_THE_QUESTION[family]
@@ -149,16 +149,16 @@ def _usable(family: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """For what JSON does not know: numbers of numpy as numbers, sets as lists, anything else as it is written."""
+    """Converts what JSON does not support: numpy numbers to numbers, sets to lists, anything else to its ``str``."""
     if isinstance(value, set | frozenset):
         return sorted(value)
     return value.item() if hasattr(value, "item") else str(value)
 
 
 def main() -> None:
-    """Make the questions that stdin orders, and write one line of JSON for each."""
+    """Make the questions requested on stdin, and write one line of JSON for each."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the programs that make questions print at will
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the programs that make questions may print
     order = json.load(sys.stdin)
     sys.path[:] = order["sys_path"]
     dataset: Any = None

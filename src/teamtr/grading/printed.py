@@ -1,13 +1,13 @@
-"""What graders print, kept until somebody shows it."""
+"""Buffers what graders print until it is shown."""
 
 from __future__ import annotations
 
 LONGEST = 4_000
-"""Characters that are kept between two looks: enough to see what a reward does, and no log of its own."""
+"""Maximum number of characters kept between two reads: enough to see what a reward does, but not a log."""
 
 
 class Printed:
-    """The beginning of what was printed since the last look."""
+    """The beginning of what was printed since the last read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -19,7 +19,7 @@ class Printed:
         self._dropped += len(text[room:])
 
     def take(self) -> str:
-        """What was printed since the last time; empty where nothing was."""
+        """Return and clear what was printed since the last call; empty if nothing was."""
         text, dropped = self._text, self._dropped
         self._text, self._dropped = "", 0
         return f"{text}\n... and {dropped} characters more" if dropped else text.rstrip("\n")

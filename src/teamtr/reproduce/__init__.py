@@ -1,7 +1,7 @@
-"""The paper's tables and figures, made by commands: what to train, what to read off it, and the paper's numbers beside.
+"""The paper's tables and figures by command: what to train, what to measure, and the paper's numbers for comparison.
 
-``recipe`` says what a recipe is, ``tables`` and ``drawings`` hold them, ``scales`` the team that each of them trains;
-``teams`` are what is trained (``teamtr.sweep`` does it), ``result`` makes the table of it.
+``recipe`` defines what a recipe is, ``tables`` and ``drawings`` hold the recipes, and ``scales`` the teams that they
+train. ``teams`` lists the runs, which ``teamtr.sweep`` trains; ``result`` makes the table.
 """
 
 from teamtr.reproduce.catalogue import RECIPES, find

@@ -1,8 +1,8 @@
-"""What a recipe would cost: runs, rollouts, tokens and hours of a card, before anything is trained.
+"""The estimated cost of a recipe before anything is trained: runs, rollouts, tokens and GPU hours.
 
-Tokens are at most: every message is counted as long as it may be. Hours come from what one H200 does with a model of
-1.7 billion parameters (docs/performance.md), in proportion to parameters; attention over long contexts, which grows
-faster, is left out, and so is the time for loading.
+Tokens are an upper bound: every message is counted at its maximum length. Hours are extrapolated from one H200 with a
+model of 1.7 billion parameters (docs/performance.md), in proportion to parameters. Attention over long contexts, which
+grows faster, is left out, and so is the time for loading.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from teamtr.reproduce.teams import cells_of
 
 MEASURED_BILLIONS = 1.7
 SAMPLED_PER_SECOND = 37_000.0
-"""Tokens, in a stage of three agents with messages of 256 tokens."""
+"""Tokens per second, in a stage of three agents with messages of 256 tokens."""
 TRAINED_PER_SECOND = 49_900.0
-"""Tokens of contexts and messages, in an update with its measurements."""
+"""Tokens of contexts and messages per second, in an update with its measurements."""
 PROMPT_TOKENS = 256
-"""Of a problem with its instructions: assumed."""
+"""Assumed length of a problem with its instructions."""
 TINY_PROBLEMS = 16
-"""Held-out problems where the team file does not say how many: all that the small games have."""
+"""Number of held-out problems if the team file does not give it: all that the small games have."""
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of all runs together. ``hours`` of one H200 are None where the size of the model is not known, and for tiny
+    """The cost of all runs together. ``hours`` of one H200 are None if the size of the model is unknown, and for tiny
     models, which need no card."""
 
     runs: int
@@ -68,7 +68,7 @@ def _of_run(file: TeamFile) -> Estimate:
     lengths = [agent.max_tokens or file.team.max_tokens for agent in agents] * (file.team.rounds or 1)
     samplings = 1 if plan.resample.every == 0 or plan.order.kind == "together" else len(agents) / plan.resample.every
     rollouts = plan.stages * math.ceil(samplings) * plan.problems * plan.group_size
-    if file.diagnostics.every:  # every probed update plays the stage's problems once more, and so does its beginning
+    if file.diagnostics.every:  # probes also play the problems at the start of a stage and before each later update
         rollouts += math.ceil(plan.stages / file.diagnostics.every) * len(agents) * plan.problems * plan.group_size
     looks = 0 if file.eval.every == 0 else 1 + math.ceil(plan.stages / file.eval.every)
     evaluated = looks * (file.eval.problems or TINY_PROBLEMS) * samples
@@ -84,8 +84,8 @@ def _of_run(file: TeamFile) -> Estimate:
 
 
 def _of_method(file: TeamFile) -> Estimate:
-    """Nothing is trained, and each problem is answered once: by how many messages is the method's affair, so that they
-    are counted as those of the team."""
+    """Nothing is trained, and there is one evaluation. The number of messages depends on the method, so it is counted
+    as that of the team."""
     answered = _of_run(file)
     evaluated = (file.eval.problems or TINY_PROBLEMS) * (file.eval.samples or 1)
     tokens = evaluated * answered.tokens // max(1, answered.rollouts + answered.evaluated)
@@ -94,7 +94,7 @@ def _of_method(file: TeamFile) -> Estimate:
 
 
 def _billions(model: str) -> float | None:
-    """Parameters, from the weights in a folder (two bytes each) or from the name of a hub id."""
+    """Billions of parameters, from the weights in a folder (two bytes each) or from the name in a hub id."""
     weights: Sequence[Path] = list(Path(model).glob("*.safetensors")) if model and Path(model).is_dir() else []
     if weights:
         return sum(file.stat().st_size for file in weights) / 2e9

@@ -1,4 +1,4 @@
-"""The paper's figures that training makes: the teams that are drawn, and a table of what the figure shows."""
+"""Recipes for the paper's figures that need training: the teams in each figure, and a table of what it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe is: teams to train, and lines of a table or figures to make of them."""
+"""The definition of a recipe: teams to train, and the lines of a table or the figures to make from them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from teamtr.swap.request import Mode
 from teamtr.sweep.measures import Measure
 
 Runs = Mapping[str, Sequence[Run]]
-"""Finished runs by variant, one for each seed."""
+"""Finished runs by variant, one per seed."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """An agent of a trained team is replaced by a model that never saw the team; then training goes on. ``mode`` and
-    the switches of the protocol are those of ``teamtr swap``."""
+    """Replacement of an agent of a trained team by a model that never saw the team, followed by more training. ``mode``
+    and the protocol switches are those of ``teamtr swap``."""
 
     mode: Mode
     think: ThinkPolicy | None = None
@@ -29,10 +29,10 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Variant:
-    """A team that is trained: what differs from the scale's team file, how many agents there are (the scale's own team
-    where None), and how many times the scale's radius its own is. With a ``replacement`` it is the scale's own team,
-    trained, that goes on with another agent; with a ``method`` nothing is trained, and the models answer by it
-    (``teamtr.baselines``), one agent in all roles where it is alone."""
+    """A team to train: changes to the scale's team file, the number of agents (None: the scale's own team), and the
+    radius as a multiple of the scale's. With a ``replacement``, the scale's own team is trained first and continues
+    with another agent. With a ``method``, nothing is trained and the models answer by it (``teamtr.baselines``); a
+    single agent then plays all roles."""
 
     name: str
     changes: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: numbers of one variant's runs, and what the paper prints in the same places."""
+    """A line of a table: measures of one variant's runs, and the paper's numbers in the same columns."""
 
     name: str
     variant: str
@@ -57,9 +57,9 @@ class Line:
 class Recipe:
     """One of the paper's tables or figures.
 
-    ``columns`` are in the order in which they are shown; after the first, accuracy, stands how far it is from that of
-    the line called ``reference``, if one is; ``notes`` say something of all runs together, or nothing;
-    ``figures`` are drawn of all runs (``teamtr.analysis.figures``). ``task`` and ``stages`` are the paper's own.
+    ``columns`` are in display order. If ``reference`` names a line, a column after the first (accuracy) shows the
+    difference from that line's accuracy. ``notes`` make a sentence about all runs together, or None; ``figures`` are
+    drawn from all runs (``teamtr.analysis.figures``). ``task`` and ``stages`` are the paper's own.
     """
 
     name: str

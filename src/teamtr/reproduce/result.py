@@ -1,4 +1,4 @@
-"""What came out of a recipe: its table, with the paper's numbers beside ours, and its figures."""
+"""The result of a recipe: its table, with the paper's numbers next to ours, and its figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from teamtr.sweep.table import FoundLine, Table, Value, drawn, points_above, val
 
 @dataclass(frozen=True, kw_only=True)
 class Found(Table):
-    """A recipe's table, made at one of the scales."""
+    """A recipe's table at one of the scales."""
 
     recipe: str
     label: str
@@ -30,7 +30,7 @@ class Found(Table):
 def collect(
     recipe: Recipe, setting: Setting, cells: Sequence[Cell], failed: Sequence[Failed], out: Path, command: str
 ) -> Found:
-    """The table of the runs that are finished, and the figures of them, which are drawn into ``out``."""
+    """The table of the finished runs; their figures are drawn into ``out``."""
     names = {variant.name for variant in recipe.variants}
     done = [cell for cell in cells if cell.variant in names and is_done(cell)]
     trained = [cell for cell in done if cell.method is None]

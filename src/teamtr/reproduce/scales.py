@@ -1,5 +1,4 @@
-"""The team that a recipe trains, at three scales: tiny models on two cores, one card and a model of one's own, and the
-paper's protocol."""
+"""The team of a recipe at three scales: tiny models on two cores, one card with a given model, the paper's protocol."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "small", "paper")
 
 ATTEMPTS = {"aime24": 64, "aime25": 64, "zebralogic": 64, "math500": 4, "planbench": 8, "arbench": 25}
-"""K of avg@K and pass@K by benchmark, as the paper has it (arbench: each of its three)."""
+"""K of avg@K and pass@K by benchmark, as in the paper (arbench: for each of its three parts)."""
 DATA = {
     "aime24": ("BytedTsinghua-SIA/DAPO-Math-17k:train", "HuggingFaceH4/aime_2024:train"),
     "math500": ("agentica-org/DeepScaleR-Preview-Dataset:train", "HuggingFaceH4/MATH-500:test"),
     "gsm8k": ("openai/gsm8k:main:train", "openai/gsm8k:main:test"),
 }
-"""Hub ids to train and to evaluate on, where a reader gives none (``task.train=... task.test=...``)."""
+"""Hub ids of the training and evaluation data, unless the user gives others (``task.train=... task.test=...``)."""
 RADIUS: dict[Scale, float] = {"tiny": 0.05, "small": 0.1, "paper": 0.01}
-"""In nats per message."""
+"""The radius in nats per message."""
 HELD_OUT = {"aime24": 30, "aime25": 30}
-"""Problems of benchmarks that are small; of others at most 500."""
+"""Number of held-out problems of small benchmarks; others use at most 500."""
 PAPER_MODEL = "Qwen/Qwen3-8B"
 
 CODE = """\
@@ -77,8 +76,8 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a reader chooses: the scale, and instead of its own a model, a task and any other settings; and the model
-    that replaces an agent, where one is replaced."""
+    """The user's choices: the scale; a model, a task and other settings instead of the scale's own; and the model that
+    replaces an agent, in recipes that replace one."""
 
     scale: Scale = "tiny"
     model: str | None = None
@@ -89,11 +88,12 @@ class Setting:
 
     @property
     def seed_numbers(self) -> range:
-        """Three as in the paper, one of tiny models."""
+        """Three seeds, as in the paper, and one for tiny models, unless the user says how many."""
         return range(self.seeds if self.seeds is not None else 1 if self.scale == "tiny" else 3)
 
     def team_file(self, recipe: Recipe, variant: Variant, seed: int, last: tuple[str, ...] = ()) -> TeamFile:
-        """The team that is trained for this variant; the reader's settings come after it, and ``last`` after those."""
+        """The team to train for this variant. The user's settings override the variant's, and ``last`` overrides
+        both."""
         name = f"{recipe.name}-{slug(variant.name)}"
         text = self._tiny(recipe, variant) if self.scale == "tiny" else self._large(recipe, variant)
         radius = RADIUS[self.scale] * variant.radius
@@ -103,17 +103,17 @@ class Setting:
 
     @property
     def replaced(self) -> str:
-        """Who is replaced by another model."""
+        """The agent that is replaced by another model."""
         return "speaker" if self.scale == "tiny" else "finaliser"
 
     @property
     def stages_after(self) -> int:
-        """After a replacement."""
+        """Number of stages after a replacement."""
         return {"tiny": 4, "small": 4, "paper": 20}[self.scale]
 
     def newcomer_file(self, recipe: Recipe, seed: int) -> TeamFile | None:
-        """Of tiny models: the team that a larger newcomer is taken from, which knows the form of messages and nothing
-        of the team that it comes to; its one stage changes no weight. None where the reader names the newcomer."""
+        """For tiny models: the team that provides a larger newcomer, which has learned the form of messages but nothing
+        about the team that it joins; its one stage changes no weights. None if the user names the newcomer."""
         if self.scale != "tiny":
             if self.newcomer is None:
                 raise UserError("this recipe replaces an agent: name the model that comes with --newcomer MODEL")
@@ -125,7 +125,7 @@ class Setting:
         if self.model is not None or self.task is not None:
             raise UserError("--scale tiny has its own model and games; give --model and --task with --scale small")
         game = CODE
-        if variant.agents == 1:  # code exchange needs three speakers: two of them stay as they are
+        if variant.agents == 1:  # code exchange needs three speakers: two of them are frozen
             game = CODE.replace("max_tokens: 2}", "max_tokens: 2, frozen: true}")
         elif variant.agents is not None:
             names = ", ".join(f"{{name: a{k + 1}, sees: blind}}" for k in range(variant.agents))
@@ -160,6 +160,6 @@ class Setting:
 
 
 def _agents(count: int) -> Sequence[str]:
-    """A solver, a finaliser and as many checkers between them as there are agents left; one alone is the solver."""
+    """A solver, a finaliser, and checkers in between for the remaining agents; a single agent is the solver."""
     names = ["solver", *(f"checker{k + 1}" if count > 3 else "checker" for k in range(count - 2)), "finaliser"][:count]
     return [f'    - {{name: {name}, system_prompt: "{PROMPTS[name.rstrip("0123456789")]}"}}' for name in names]

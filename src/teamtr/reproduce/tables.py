@@ -1,4 +1,4 @@
-"""The paper's tables that training makes, with its numbers."""
+"""Recipes for the paper's tables that need training, with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from teamtr.text import slug
 from teamtr.theory.power_law import fit_power_law
 
 Row = tuple[str, str, tuple[str, ...] | float, tuple[str, ...]]
-"""Name, part of the table, settings or how many times the radius, and what the paper prints in each column ("" where it
-prints nothing)."""
+"""Name, part of the table, settings or a factor on the radius, and the paper's number in each column ("" if it has
+none)."""
 
 
 def table(
     name: str, title: str, label: str, columns: Mapping[str, Measure], rows: Sequence[Row], **more: object
 ) -> Recipe:
-    """A table with a trained team in every row."""
+    """A recipe for a table with a trained team in every row."""
     variants = tuple(
         Variant(slug(row), radius=given) if isinstance(given, float) else Variant(slug(row), given)
         for row, _, given, _ in rows
@@ -185,7 +185,7 @@ RADII = table(
     probes=True,
 )
 
-# -- growth with the team --------------------------------------------------------------------------------------------
+# -- growth with team size -------------------------------------------------------------------------------------------
 
 SIZES = (2, 3, 4, 5, 6, 8)
 GROWTH: dict[str, Measure] = {
@@ -213,7 +213,7 @@ _PLANS = {"naive": "naive_sequential", "teamtr": "teamtr"}
 
 
 def _exponent(plan: str, what: str, measure: Measure, paper: str) -> Callable[[Runs], str | None]:
-    """The power of n that a measure grows with, fitted as the paper does."""
+    """A note on the power of n with which a measure grows, fitted as in the paper."""
 
     def note(runs: Runs) -> str | None:
         means = {n: of.over_seeds(runs.get(f"{plan}-n{n}", ()), measure) for n in SIZES}
@@ -263,7 +263,7 @@ MODEL_SCALE = table(
     probes=True,
 )
 
-# -- what it costs ---------------------------------------------------------------------------------------------------
+# -- cost ------------------------------------------------------------------------------------------------------------
 
 COMPUTE = table(
     "compute",
@@ -376,7 +376,7 @@ DEGENERACY = Recipe(
     figures=("weights",),
 )
 
-# -- another agent ---------------------------------------------------------------------------------------------------
+# -- swaps -----------------------------------------------------------------------------------------------------------
 
 SWAPPED: dict[str, Measure] = {"before, %": of.before_swap, "shock": of.shock, "final accuracy, %": of.success}
 _NOTHING = Replacement("direct", think="keep", tools="off", system="template")

@@ -1,4 +1,4 @@
-"""Which teams a recipe trains, one for each variant and seed, and in which folders."""
+"""The teams that a recipe trains, one per variant and seed, and their run folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEAM, NEWCOMER = "team before the swap", "newcomer"
 
 
 def cells_of(recipe: Recipe, setting: Setting, out: Path) -> list[Cell]:
-    """All seeds of the first team, then of the next; before them the teams in which an agent is replaced."""
+    """All seeds of the first variant, then of the next; before them, the teams in which an agent is replaced."""
     return [
         *_teams_before_swaps(recipe, setting, out),
         *(_cell(recipe, setting, variant, seed, out) for variant in recipe.variants for seed in setting.seed_numbers),

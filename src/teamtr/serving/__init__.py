@@ -1,1 +1,1 @@
-"""A team behind an API that every client speaks: routed turns inside, one answer outside."""
+"""Serves a team through an OpenAI-compatible API: routed turns inside, one answer outside."""

@@ -1,7 +1,7 @@
-"""The routes: chat completions, models, health, metrics, and the page on which a person talks to the team.
+"""HTTP routes of the team server: chat completions, models, health, metrics and the chat page.
 
-All but the page and ``/health`` need the key. A client is told what is wrong with its request and nothing about this
-machine; no path and no stack is in any answer.
+All routes but the page and ``/health`` require the API key. Errors describe what is wrong with the request and reveal
+nothing about this machine: no response contains a path or a stack trace.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from teamtr.text import on_terminal
 from teamtr.web.answers import HEADERS, Gone, TooLarge, TooSlow, begin, header, read_body, send_bytes, until_gone
 
 OPEN = ("/", "/health")
-"""Paths that need no key: they hold no secret."""
+"""Paths that need no key, because they expose nothing secret."""
 BODY_SECONDS = 30.0
 
 
 class ServingApp:
-    """The ASGI application of one desk."""
+    """The ASGI application in front of one ``Desk``."""
 
     def __init__(self, desk: Desk, key: str) -> None:
         self.desk = desk
@@ -121,7 +121,7 @@ class _Completions:
 
 
 class _Answering:
-    """One request on its way: what the team says comes from other threads, through a queue, and goes to the client."""
+    """One request in progress: text comes from other threads through an asyncio queue and is sent to the client."""
 
     def __init__(self, desk: Desk, request: ChatRequest, loop: asyncio.AbstractEventLoop) -> None:
         self.desk, self.request = desk, request
@@ -152,10 +152,10 @@ class _Answering:
         except Gone:
             pass
         finally:
-            self.desk.cancel(self.ticket)  # of what is done nothing changes
+            self.desk.cancel(self.ticket)  # no-op for choices that are done
             gone.cancel()
 
-    # -- teamtr.serving.team.Teller: called in other threads ------------------------------------------------------
+    # -- teamtr.serving.team.Teller: called from other threads ----------------------------------------------------
 
     def discussion(self, choice: int, agent: str, text: str, *, begins: bool) -> None:
         self._post(lambda: self._told_discussion(choice, agent, text, begins))
@@ -169,10 +169,10 @@ class _Answering:
         self._post(lambda: self._ended(choice))
 
     def _post(self, event: Callable[[], Awaitable[bool]]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+        with suppress(RuntimeError):  # the event loop is closed: no client is left
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    # -- in the loop ----------------------------------------------------------------------------------------------
+    # -- in the event loop ----------------------------------------------------------------------------------------
 
     async def _whole(self) -> None:
         while self._open:
@@ -197,7 +197,7 @@ class _Answering:
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _next(self) -> bool:
-        """Do what the next event says; False where a choice has failed. Raises Gone."""
+        """Process the next event; False if it is a choice that failed. Raises Gone."""
         event = await self._events.get()
         if event is None:
             raise Gone
@@ -288,7 +288,7 @@ async def _refuse(send: Send, error: Exception, most: int) -> None:
 
 
 def _told_of(error: BaseException) -> Body:
-    """What a client is told of a failure; the whole of it goes to stderr."""
+    """The response body for a failure. An unexpected exception is also written to stderr, with its stack trace."""
     if isinstance(error, BadRequest):
         return bad_request(error)
     if isinstance(error, Cancelled | CancelledError):

@@ -1,9 +1,9 @@
 """Tools that a client brings with its request: agents call them, and the client runs them.
 
-The agent that answers is told of them, through its codec. As soon as a message of its own calls one, the team's turn is
-over, and the calls are handed out in that message's place. A team may have tools of its own beside them, which the
-server runs: they come first. A message that calls both gets the results of its own tools, and an error for each of the
-client's, which asks for a message without the others.
+The answering agent gets their schemas through its codec. As soon as one of its messages calls one of them, the team's
+turn ends, and the calls are returned to the client in place of that message. A team may also have tools of its own,
+which the server runs and which take precedence: if one message calls both, the team's tools are run, and each call of a
+client's tool gets an error that asks for a separate message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALONE = "Error: call {name} in a message that calls no tools of the team"
 
 @dataclass(frozen=True)
 class HandedCall:
-    """A call that the client is to run: ``arguments`` are a text of JSON."""
+    """A call that is returned to the client to run; ``arguments`` is JSON text."""
 
     name: str
     arguments: str
@@ -41,13 +41,13 @@ class HandedCall:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As the API has it."""
+        """The call in the API's format."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True)
 class ClientTools:
-    """What the client offers to ``agent``, who has the tools of the names ``own`` besides."""
+    """The tools that the client offers to ``agent``; ``own`` names the team's tools that this agent can also call."""
 
     agent: str
     schemas: tuple[Schema, ...]
@@ -62,13 +62,13 @@ class ClientTools:
         return frozenset(map(name_of, self.schemas))
 
     def calls_in(self, text: str) -> tuple[ToolCall, ...]:
-        """What a message of the agent hands out: nothing where it calls tools of the team too."""
+        """The calls in a message that the client is to run; none if the message also calls a tool of the team."""
         found = [each for each in read_calls(text, self.names | self.own) if isinstance(each, ToolCall)]
         return () if any(call.name in self.own for call in found) else tuple(found)
 
     def content(self, text: str) -> str:
-        """What stands beside the calls of a message that hands some out, also reasoning that is shared, and what was
-        meant as a call and is none. Where reasoning stands between the words: what stands before all of it."""
+        """The text beside the calls of a message, including leading reasoning that is shared and calls that could not
+        be parsed. If reasoning follows other text, only what precedes the first reasoning or call."""
         said = without_thinking(text)
         beside = normalise_calls(said, self.names | self.own).beside.rstrip()
         bare = text.rstrip()
@@ -79,21 +79,21 @@ class ClientTools:
         return "".join(told)
 
     def told_by(self, codec: Codec) -> Codec:
-        """The agent's codec, which tells it of these tools."""
+        """The agent's codec, extended with the schemas of these tools."""
         return _Telling(codec, self)
 
     def until_called(self, router: Router) -> ToolTurns:
-        """The team's router, for which the team's turn is over as soon as a client's tool is called."""
+        """The team's router, except that the team's turn ends as soon as a client's tool is called."""
         if isinstance(router, ToolTurns):
             return _UntilCalled(router.inner, router.steps, router.agents, self)
         return _UntilCalled(router, 1, (), self)
 
     def beside(self, tools: Tools) -> Tools:
-        """The team's own tools, and these."""
+        """The team's own tools together with these."""
         return _BesideOwn(tools, self)
 
     def among(self, team: Team, own: Sequence[str]) -> Team:
-        """The team whose other agents cannot call these; ``own`` are all tools of the team."""
+        """The team, in which only ``self.agent`` can call these tools; ``own`` lists all tools of the team."""
         return Team(
             tuple(
                 replace(agent, tools=(*allowed, *(sorted(self.names) if agent.name == self.agent else ())))
@@ -145,7 +145,8 @@ class _BesideOwn:
         return [*self.own.schemas(problem), *self.client.schemas]
 
     def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
-        """What is handed out gets its error too: nobody reads it, since the team's turn is over."""
+        """Results of the team's tools, and an error for each call of a client's tool. For a message that calls only the
+        client's tools these errors are never read, since the team's turn is over."""
         mixed = [any(self._is_own(call) for call in request.calls) for request in requests]
         asked = [
             replace(
@@ -167,7 +168,7 @@ class _BesideOwn:
         return call.name not in self.client.names
 
 
-# -- while a message still comes -----------------------------------------------------------------------------------
+# -- while a message is being sampled ------------------------------------------------------------------------------
 
 _TAGS = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>", "```")
 _REASONING = ("<think>", "</think>", "<thinking>", "</thinking>")
@@ -176,30 +177,30 @@ _THOUGHT = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _BEGINNINGS = sorted({mark[:size] for mark in (*_TAGS, *_REASONING) for size in range(1, len(mark))}, key=len)
 _UNFINISHED = re.compile(rf"(?:{'|'.join(map(re.escape, reversed(_BEGINNINGS)))})\Z", re.IGNORECASE)
 _SKIPPED = re.compile(r"(?:\s++|#[^\n]*+\n|\\\n)*+")
-"""What may stand before a call: ``teamtr.literal`` passes over it."""
+"""Blanks, comments and line continuations before a call, which ``teamtr.literal`` skips."""
 _SKIPPED_NEXT = ("", "\\", "#")
-"""How more of it may begin."""
+"""First characters of text that may turn out to be skipped as well."""
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 class Held:
-    """The text of a message on its way to the client, as far as it cannot be part of a call (``chat.tools`` has the
-    forms). From where a call may begin, all waits for the end of the message."""
+    """Streams the text of a message as far as it cannot be part of a call (``chat.tools`` lists the forms). From where
+    a call may begin, text is held back until the end of the message."""
 
     def __init__(self, names: frozenset[str], tell: Callable[[str], None]) -> None:
         self._names = names
         self._tell = tell
         self._text = ""
         self._start = 0
-        """Where words begin that are no reasoning: a call may be all of them."""
+        """Where the text after the reasoning begins; a call may be all of this text."""
         self._words = 0
-        """Where the first of them may be."""
+        """Where its first word may begin."""
         self._sent = self._looked = 0
         self._call_at: int | None = None
         self._is_shut = False
 
     def take(self, piece: str) -> None:
-        """More of the message."""
+        """Add a piece of the message."""
         self._text += piece
         if self._is_shut:
             return
@@ -209,7 +210,7 @@ class Held:
             self._sent = upto
 
     def end(self, content: str) -> None:
-        """The message is over, and this is what the client is to read of it."""
+        """End the message; ``content`` is all of its text that the client is to get."""
         if not content.startswith(self._text[: self._sent]):
             raise ValueError("a part of a call was told as text: ask without stream")
         if content[self._sent :]:
@@ -217,11 +218,11 @@ class Held:
         self._is_shut = True
 
     def _certain(self) -> int:
-        """Up to where the text is no call, whatever follows."""
+        """Up to where the text cannot be part of a call, whatever follows."""
         text = self._text
         while True:
             begin = max(self._start, self._sent)
-            fresh = max(begin, self._looked - len(_BEGINNINGS[-1]))  # the rest was looked at before
+            fresh = max(begin, self._looked - len(_BEGINNINGS[-1]))  # the rest was searched before
             thought = _THOUGHT.search(text, fresh)
             if self._call_at is None:
                 self._call_at = self._call(fresh)
@@ -241,14 +242,14 @@ class Held:
         return begin + len(text[begin:end].rstrip())
 
     def _call(self, begin: int) -> int | None:
-        """Where a call may begin."""
+        """Where a call may begin, or reasoning that follows other text; None if nowhere."""
         text = self._text
         for found in _MAY_CALL.finditer(text, begin):
             mark, at = found.group().lower(), found.start()
             if mark == "{":
                 is_call = self._opens_a_line(at)
             elif mark.startswith("<think"):
-                is_call = self._sent > 0 or bool(text[:at].strip())  # at the very beginning it is no part of the words
+                is_call = self._sent > 0 or bool(text[:at].strip())  # not at the very beginning
             else:
                 is_call = True
             if is_call:
@@ -262,8 +263,8 @@ class Held:
         return at == 0 or text[at - 1] == "\n"
 
     def _may_be_a_call(self) -> bool | None:
-        """Whether the message is held to its end, because it may be one call as a whole; None: it is no call, False:
-        that is not known yet."""
+        """Whether the message must be held to its end because it may be one call as a whole. None: it is no such call.
+        False: not known yet."""
         text = self._text
         self._words = _end(_SKIPPED, text, self._words)
         first = text[self._words : self._words + 1]
@@ -278,7 +279,7 @@ class Held:
         return False if name.end() == len(text) and self._begins_a_name(name.group()) else None
 
     def _is_unfinished(self, at: int) -> bool:
-        """Whether what is passed over may go on behind what has come."""
+        """Whether the skipped text may continue in what has not arrived yet."""
         return self._text[at:] in ("", "\\") or self._text.startswith("#", at)
 
     def _begins_a_name(self, word: str) -> bool:

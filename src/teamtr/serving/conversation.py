@@ -1,4 +1,4 @@
-"""A client's conversation as the team, or one of its agents, gets to read it."""
+"""A client's conversation in the form that the team, or one of its agents, reads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from teamtr.serving.request import BadRequest, ChatMessage, MadeCall
 from teamtr.types import Problem
 
 USER, TEAM, RESULT = "User", "Team", "Tool result"
-"""How earlier messages are labelled in what the team reads. What a client's tools say has not the label of the team's
-own (``calls.TOOL``): the server did not run them."""
+"""Labels of earlier messages in the text that the team reads. Results of a client's tools do not get the label of the
+team's own tools (``calls.TOOL``), because the server did not run them."""
 LONGEST_RESULT = 65_536
-"""Characters of what a tool says."""
+"""Maximum number of characters of a tool result."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """One message of the conversation as it is read. Calls stand behind the text, a line for each; their results
-    follow in the order of the calls."""
+    """One message of the conversation as the team reads it. Calls follow the text, one per line; their results follow
+    as messages, in the order of the calls."""
 
     role: Literal["user", "assistant", "result"]
     text: str
@@ -32,9 +32,9 @@ class Said:
 def problem_of(messages: Sequence[ChatMessage], private: Mapping[str, str], agents: Sequence[str]) -> Problem:
     """The conversation as a problem for the team.
 
-    A single user message is the problem's prompt to the letter: the team is asked what it was trained on. Of a longer
-    conversation every message is a line with its author, written so that no text can pass for somebody else's line.
-    Instructions (system, developer) stand before it: the agents have system prompts of their own.
+    A single user message becomes the problem's prompt unchanged, which is the form the team was trained on. In a longer
+    conversation every message is a line with its author, written so that no text can pass for another author's line.
+    Instructions (system, developer) come first, because the agents have system prompts of their own.
     """
     said = said_in(messages)
     unknown = sorted(set(private) - set(agents))
@@ -54,9 +54,9 @@ def problem_of(messages: Sequence[ChatMessage], private: Mapping[str, str], agen
 
 
 def chat_of(messages: Sequence[ChatMessage], system_prompt: str) -> ChatMessages:
-    """The conversation as chat messages of one agent, who keeps its own system prompt unless the client gives one.
-    Results of tools are lines of the user's message, as in a chat of the team; what the user says behind them is
-    labelled too, or a result could pass for it."""
+    """The conversation as chat messages for one agent. Instructions of the client replace the agent's system prompt.
+    Tool results are lines of the user's message, as in a chat of the team; user text after them is labeled too, or a
+    result could pass for it."""
     instructions = _instructions(messages)
     chat = [{"role": "system", "content": "\n\n".join(instructions) if instructions else system_prompt}]
     before = None
@@ -75,8 +75,8 @@ def chat_of(messages: Sequence[ChatMessage], system_prompt: str) -> ChatMessages
 
 
 def said_in(messages: Sequence[ChatMessage]) -> list[Said]:
-    """All that was said but instructions. Raises BadRequest where there is nothing to answer, or where calls of tools
-    are not answered one by one."""
+    """All messages but instructions. Raises BadRequest if there is nothing to answer, or if a tool call does not have
+    exactly one result."""
     said: list[Said] = []
     open_calls: _OpenCalls | None = None
     for k, message in enumerate(messages):
@@ -109,7 +109,7 @@ def said_in(messages: Sequence[ChatMessage]) -> list[Said]:
 
 
 class _OpenCalls:
-    """The calls of message ``place``, and what was answered so far."""
+    """The calls of message ``place`` and their results so far."""
 
     def __init__(self, place: int, calls: Sequence[MadeCall]) -> None:
         self.place = place
@@ -130,7 +130,7 @@ class _OpenCalls:
         self._answers[called] = message.text
 
     def results(self) -> list[Said]:
-        """In the order of the calls."""
+        """The results in the order of the calls. Raises BadRequest if one is missing."""
         missing = [called for called, text in self._answers.items() if text is None]
         if missing:
             raise _wrong(self.place, f"no message of role tool right behind it answers the call {_shown(missing[0])}")
@@ -138,7 +138,7 @@ class _OpenCalls:
 
 
 def _check_parts(k: int, message: ChatMessage) -> None:
-    """Raises BadRequest where a message lacks what its role needs, or holds what is another's."""
+    """Raises BadRequest if a message lacks a field that its role needs, or has a field of another role."""
     if message.content is None and not message.tool_calls:
         raise BadRequest(f"messages.{k}.content is missing", "messages", "missing_required_parameter")
     if message.tool_calls and message.role != "assistant":

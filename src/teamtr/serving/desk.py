@@ -1,8 +1,9 @@
-"""Who is served now, who waits, and who is sent away: the one place between requests and the team.
+"""Admission control for requests: which are served, queued or rejected.
 
-Every choice of a request is played in a thread of its own, at most ``at_once`` of them; so many more may wait, first
-come, first served. Beyond that a request is refused at once, with the seconds after which to come again. A request that
-nobody waits for any more is cancelled: what of it waits leaves the line, and what is sampled ends with its next token.
+Every choice of a request is played in a thread of its own, at most ``at_once`` of them. Up to ``waiting`` more are
+queued, first come, first served. Beyond that, a request is rejected at once, with the seconds after which to retry. A
+request that no client waits for any more is cancelled: its queued choices and messages are removed, and messages that
+are being sampled end with their next token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from teamtr.serving.team import Ask, Choice, ServedTeam, Teller
 
 
 class Busy(Exception):
-    """More requests than there is room for."""
+    """The queue is full; ``retry_after`` is in seconds."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__("the server has as many requests as it takes")
@@ -30,19 +31,19 @@ class Busy(Exception):
 
 
 class Draining(Exception):
-    """The server is about to stop."""
+    """The server is shutting down."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes.
+    """The limits of a server.
 
     Args:
-        at_once: choices that are played together.
-        waiting: choices that may wait besides.
-        body_bytes: of one request.
-        depth: brackets inside each other in a body.
-        request_seconds: from the first byte of a request to the last of its answer.
+        at_once: choices that are played concurrently.
+        waiting: further choices that may be queued.
+        body_bytes: size of one request's body.
+        depth: nesting depth of brackets in a body.
+        request_seconds: timeout from the moment a request was read to the last byte of its answer.
     """
 
     at_once: int = 64
@@ -54,7 +55,7 @@ class Limits:
 
 @dataclass(eq=False)
 class Ticket:
-    """A request that was taken: its seed and what becomes of its choices."""
+    """An accepted request: its seed and the futures of its choices."""
 
     request: ChatRequest
     seed: int
@@ -63,7 +64,7 @@ class Ticket:
 
 
 class Desk:
-    """Takes requests for one team until it is closed."""
+    """Accepts requests for one team until it is closed."""
 
     def __init__(self, served: ServedTeam, scheduler: Scheduler, limits: Limits) -> None:
         self.served, self.scheduler, self.limits = served, scheduler, limits
@@ -75,7 +76,7 @@ class Desk:
         self.is_draining = False
 
     def take(self, request: ChatRequest, teller: Teller) -> Ticket:
-        """Begin to answer. Raises BadRequest, Busy or Draining, and then has begun nothing."""
+        """Start to answer a request. If it raises BadRequest, Busy or Draining, nothing was started."""
         self.served.require(request)
         count = request.n or 1
         with self._lock:
@@ -85,7 +86,7 @@ class Desk:
                 self.counts.refused += 1
                 raise Busy(self._retry_after())
             self._pending += count
-        # Of 53 bits, which every client's JSON can hold; a client may send more, and negative ones.
+        # 53 bits, which every client's JSON can represent; a client may send larger seeds, and negative ones.
         seed = secrets.randbits(53) if request.seed is None else request.seed % 2**63
         ticket = Ticket(request, seed)
         ticket.choices = [
@@ -97,7 +98,7 @@ class Desk:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for this one."""
+        """Cancel a request that no client waits for; choices that are done are left alone."""
         ticket.cancelled.set()
         for future in ticket.choices:
             future.cancel()
@@ -105,16 +106,16 @@ class Desk:
 
     @property
     def pending(self) -> int:
-        """Choices that are played or wait."""
+        """Number of choices that are being played or queued."""
         return self._pending
 
     def drain(self) -> None:
-        """Take no more requests; what was taken is answered."""
+        """Accept no more requests; accepted ones are still answered."""
         with self._lock:
             self.is_draining = True
 
     def close(self) -> None:
-        """Stop, and tell everybody who still waits."""
+        """Stop; whatever is still pending ends with Cancelled or CancelledError."""
         self.drain()
         self.scheduler.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -136,6 +137,6 @@ class Desk:
             self.counts.cancelled += future.cancelled() or isinstance(future.exception(), Cancelled)
 
     def _retry_after(self) -> int:
-        """Seconds until about half of what is there is done, by what choices took lately."""
+        """Seconds until about half of the pending choices are done, estimated from recent durations; 1 to 60."""
         rounds = self._pending / self.limits.at_once / 2
         return min(60, max(1, math.ceil(rounds * self._seconds)))

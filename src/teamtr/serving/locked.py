@@ -1,4 +1,4 @@
-"""What is not made for several threads, and one uses at a time: tokenizers, and the workers of tools."""
+"""Locks around objects that are not thread-safe: tokenizers, and the workers of tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from teamtr.types import Ids, Problem, ToolRequest
 
 
 class LockedCodec:
-    """A codec that one thread uses at a time: tokenizers are not made for several."""
+    """A codec that one thread uses at a time, because tokenizers are not thread-safe."""
 
     def __init__(self, codec: Codec, lock: threading.Lock) -> None:
         self.codec = codec
@@ -38,7 +38,7 @@ class LockedCodec:
             return self.codec.encode(messages, tools)
 
     def require_tools(self, tools: Sequence[Schema]) -> None:
-        """Raises BadRequest where the chat template cannot tell of these tools and leave the conversation as it is."""
+        """Raises BadRequest if the chat template cannot describe these tools without changing the conversation."""
         if not tools or not isinstance(self.codec, ChatCodec):
             return
         with self._template_of("these tools", "tools"):
@@ -49,13 +49,13 @@ class LockedCodec:
 
     @contextmanager
     def _template_of(self, given: str, field: str) -> Iterator[None]:
-        """One thread at a time; what the template raises is the fault of what it was given in this field."""
+        """Hold the lock, and turn any exception of the template into a BadRequest about this field."""
         with self._lock:
             try:
                 yield
             except (UserError, BadRequest):
                 raise
-            except Exception as error:  # templates raise what they like
+            except Exception as error:  # templates can raise anything
                 told = f"the model's chat template does not take {given}: {first_line(error)[:200]}"
                 raise BadRequest(told, field, "invalid_value") from error
 
@@ -70,7 +70,7 @@ class LockedCodec:
 
 @dataclass(frozen=True)
 class LockedTools:
-    """Tools that one answer uses at a time: their workers are not made for several."""
+    """Tools that one thread uses at a time, because their workers are not thread-safe."""
 
     tools: Tools
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -1,4 +1,4 @@
-"""What is counted, in the text form that Prometheus reads."""
+"""Counters of the server, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Counts:
-    """Since the start; whoever counts holds the desk's lock."""
+    """Counts since the start. The desk's lock protects them, except ``statuses``, which only the event loop changes."""
 
     answered: int = 0
     cancelled: int = 0
@@ -32,7 +32,7 @@ class Counts:
 
 
 def prometheus(counts: Counts, scheduler: Scheduler, pending: int) -> str:
-    """The text of ``/metrics``."""
+    """The body of ``/metrics``."""
     work = scheduler.work
     parts = [
         _metric("choices_answered_total", "counter", "Choices answered.", [("", counts.answered)]),

@@ -1,4 +1,4 @@
-"""What leaves the server of a message: its text as it comes, cut before the first stop string."""
+"""Streams the text of a message while it is sampled, up to the first stop string."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ Told = Callable[[str], None]
 
 
 class Outgoing:
-    """One message on its way out. ``tell`` gets its text in pieces, none of which is taken back: whatever may be the
-    beginning of a stop string waits until it is known. With ``even_empty``, a message without text is told too."""
+    """Streams one message. ``tell`` gets its text in pieces, none of which is revoked later: text that may be the
+    beginning of a stop string is held back until that is decided. With ``even_empty``, ``tell`` is also called for a
+    message without text."""
 
     def __init__(self, stream: TextStream, stops: Sequence[str], tell: Told, *, even_empty: bool = False) -> None:
         self._stream = stream
@@ -23,13 +24,13 @@ class Outgoing:
         self.is_cut = False
 
     def listen(self, token_ids: Ids) -> bool:
-        """Take tokens; whether more are wanted."""
+        """Add tokens; returns whether more are wanted."""
         if not self.is_cut:
             self._pass_on(self._stream.add(token_ids.tolist()))
         return not self.is_cut
 
     def end(self, whole: str) -> None:
-        """The message is over, and this is its text."""
+        """End the message; ``whole`` is all of its text."""
         if not self.is_cut:
             self._pass_on(self._stream.end(whole))
         if not self.is_cut and (self._held or self._untold):
@@ -54,7 +55,7 @@ class Outgoing:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop string begins; None where there is none."""
+    """Where the first stop string begins; None if there is none."""
     found = [place for stop in stops if (place := text.find(stop)) >= 0]
     return min(found, default=None)
 

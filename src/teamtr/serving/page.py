@@ -1,7 +1,7 @@
-"""The page on which a person talks to the team and sees who said what: one file, which asks its own server alone.
+"""The chat page, which shows who said what: a single file that connects only to its own server.
 
-What the models say is put on it with ``textContent`` only. The policy allows the one script and the one style of ours,
-by their hash. The key comes in the part of the link behind ``#``, which a browser sends to nobody.
+Model output is inserted with ``textContent`` only. The Content-Security-Policy allows only our one script and one style
+sheet, by their hashes. The key is in the fragment of the link (after ``#``), which a browser does not send.
 """
 
 from __future__ import annotations

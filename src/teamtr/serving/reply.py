@@ -1,4 +1,4 @@
-"""The bodies that clients of the OpenAI API expect: completions, chunks of a stream, models, errors."""
+"""Response bodies in the format of the OpenAI API: completions, stream chunks, models, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer's name and what all its bodies repeat."""
+    """The id of one answer and the fields that all its bodies share."""
 
     request: ChatRequest
     seed: int
@@ -27,7 +27,7 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(self, choices: Sequence[Choice]) -> Body:
-        """The whole answer."""
+        """The body of an answer that is not streamed."""
         told = [
             {
                 "index": k,
@@ -40,17 +40,17 @@ class Reply:
         return {**self._head("chat.completion"), "choices": told, "usage": usage(choices), "teamtr": self._own(choices)}
 
     def chunk(self, choice: int, delta: Body, finish: str | None = None) -> Body:
-        """A piece of one choice."""
+        """A stream chunk of one choice."""
         told = {"index": choice, "delta": delta, "finish_reason": finish, "logprobs": None}
         more = {"usage": None} if self.wants_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [told], **more}
 
     def call_chunks(self, choice: int, found: Choice) -> list[Body]:
-        """The calls that a choice hands out, each in one piece."""
+        """The tool calls of a choice, one stream chunk each."""
         return [self.chunk(choice, {"tool_calls": [{"index": k, **call.body}]}) for k, call in enumerate(found.calls)]
 
     def last_chunk(self, choices: Sequence[Choice]) -> Body:
-        """What all of it took: the end of a stream whose client asks for it."""
+        """The token usage, at the end of a stream whose client asks for it."""
         head = self._head("chat.completion.chunk")
         return {**head, "choices": [], "usage": usage(choices), "teamtr": self._own(choices)}
 
@@ -83,7 +83,7 @@ class Reply:
         return message
 
     def _own(self, choices: Sequence[Choice]) -> Body:
-        """What the API has no place for: the seed that was used, tokens by agent, and who said what if it is shown."""
+        """Our own fields: the seed that was used, tokens by agent, and the discussion if it is shown."""
         own: Body = {"seed": self.seed, "usage": _by_agent(choices)}
         if self.request.shows_discussion:
             own["turns"] = [
@@ -97,7 +97,7 @@ class Reply:
 
 
 def usage(choices: Sequence[Choice]) -> Body:
-    """Tokens of all agents: what each of them read and wrote."""
+    """Tokens that all agents together read and wrote."""
     read, written = sum(c.prompt_tokens for c in choices), sum(c.completion_tokens for c in choices)
     return {
         "prompt_tokens": read,

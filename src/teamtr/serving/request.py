@@ -1,7 +1,7 @@
-"""What a client asks for: the body of ``/v1/chat/completions``, checked field by field.
+"""The request body of ``/v1/chat/completions``, validated field by field.
 
-What can be kept is kept, what changes nothing is passed over, and everything else is refused by name: no setting is
-taken and then ignored.
+Supported fields take effect. Fields that cannot affect an answer are accepted and ignored. Everything else is rejected
+by name, so no setting is silently dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_ID = 256
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered as it is: what a client is told, and which field it is about."""
+    """A request that cannot be answered: the message for the client, and the field at fault."""
 
     status = 400
 
@@ -33,7 +33,7 @@ class BadRequest(Exception):
 
 
 class NotKept(BadRequest):
-    """Something of the API that this server does not keep."""
+    """A part of the API that this server does not support."""
 
     def __init__(self, param: str, why: str) -> None:
         super().__init__(f"{param} is not kept by this server: {why}", param, "unsupported_parameter")
@@ -49,14 +49,14 @@ class TextPart(_Model):
 
 
 class CalledFunction(_Model):
-    """``arguments`` are a text of JSON, as the API has them."""
+    """``arguments`` is JSON text, as in the API."""
 
     name: str
     arguments: str
 
 
 class MadeCall(_Model):
-    """A call that was handed out, as it comes back in the conversation."""
+    """A call that was returned to the client, as the client sends it back in the conversation."""
 
     id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
     type: Literal["function"] = "function"
@@ -64,8 +64,8 @@ class MadeCall(_Model):
 
 
 class ChatMessage(_Model):
-    """A message of the conversation. What an answer of ours holds besides its text and its calls may be sent back, and
-    is left out: a conversation is what was said aloud. ``conversation.py`` checks which role may hold what."""
+    """A message of the conversation. Our answers can be sent back with all their fields, but only their text and calls
+    become part of the conversation. ``conversation.py`` checks which role may have which fields."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -105,8 +105,8 @@ class StreamOptions(_Model):
 
 
 class ChatRequest(_Model):
-    """The body. ``show`` and ``private`` are ours (``extra_body`` of the openai client): whether the discussion is
-    told, and what single agents alone are shown besides the question."""
+    """The body. ``show`` and ``private`` are our extensions (``extra_body`` of the openai client): whether the
+    discussion is returned, and text that only one agent sees besides the question."""
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -124,7 +124,7 @@ class ChatRequest(_Model):
     parallel_tool_calls: bool | None = None
     show: Literal["answer", "discussion"] = "answer"
     private: dict[str, str] = Field(default_factory=dict)
-    # passed over: they say something to whoever keeps accounts, and change no answer
+    # accepted and ignored: they are meant for accounting and do not affect the answer
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -156,14 +156,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
 }
-"""Fields that are taken with these values alone, or null: as if they were not there."""
+"""Fields that are accepted only with these values or null, which have no effect."""
 _WHY = {
     "response_format": "answers are text as the agents write it, and no form is forced upon them; leave it out",
 }
 
 
 def read_request(body: Any) -> ChatRequest:
-    """The request that the body of a POST holds. Raises BadRequest."""
+    """Validate the body of a POST. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     kept = dict(body)
@@ -191,7 +191,7 @@ def read_request(body: Any) -> ChatRequest:
 
 
 def _check_tools(request: ChatRequest) -> None:
-    """Raises BadRequest where a tool cannot be told of, or cannot be called."""
+    """Raises BadRequest if a tool cannot be described to an agent, or cannot be called."""
     tools = request.tools or []
     if len(tools) > MOST_TOOLS:
         raise BadRequest(f"at most {MOST_TOOLS} tools are taken, not {len(tools)}", "tools", "invalid_value")
@@ -213,7 +213,7 @@ def _check_tools(request: ChatRequest) -> None:
 
 
 def _unreadable(schema: Mapping[str, Any]) -> str | None:
-    """Why these are not the parameters of a function."""
+    """Why this schema cannot be the parameters of a function; None if it can."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.get("type", "object") != "object":
         return "must be the schema of an object"
@@ -225,7 +225,7 @@ def _unreadable(schema: Mapping[str, Any]) -> str | None:
 
 
 def _told(error: ValidationError) -> BadRequest:
-    """One thing that is wrong, the deepest of those that were tried, without what the client sent."""
+    """The most deeply nested of the validation errors, without the values that the client sent."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda found: len(found["loc"]))
     place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "list[", "str")))
     field = str(first["loc"][0]) if first["loc"] else None

@@ -1,16 +1,17 @@
-"""One thread that samples for everybody: rows of all requests that can be computed together decode as one batch.
+"""Continuous batching: one thread samples for all requests, and rows that can be computed together form one batch.
 
-A request plays its conversation in a thread of its own, with the loop that also trains and evaluates, and asks for one
-message at a time. Here these rows wait, and:
+A request plays its conversation in a thread of its own, with the same loop as training and evaluation, and requests
+one message at a time. These messages are the rows of a queue:
 
-1. the row that waits longest is next, with all that can decode together with it: those of its agent at the same
-   decoding, or of all agents whose adapters the sampler applies by row. They go into one stream (``ports.Sampler``);
-2. every token is told to whoever waits for it, who may want no more: then the row ends there;
-3. rows that come meanwhile join the stream. Where others must be computed, or a stream does not take new rows for a
-   while, those that decode are put back after a few tokens, and go on in another batch: nobody waits for the end of a
-   long message of somebody else.
+1. The row that has waited longest is next, with all rows that can decode together with it: those with the same decoding
+   settings of its agent, or of all agents whose adapters the sampler applies by row. They go into one stream
+   (``ports.Sampler``).
+2. Every token is passed to the row's listener, which may end the row.
+3. New rows of the same kind join the stream. If rows of another kind wait, or the stream has not taken new rows for a
+   while, running rows go back to the queue after a few tokens and continue in another batch, so that no row waits for
+   the end of another's long message.
 
-A row's tokens depend on its prompt and its noise alone (``ports.Sampler``), so company changes nothing that is said.
+A row's tokens depend only on its prompt and its noise (``ports.Sampler``), so batching does not change the output.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from teamtr.ports import Engine, EngineLost, Sampler
 from teamtr.types import Finish, Floats, Ids
 
 TOKENS_BETWEEN = 32
-"""Tokens that rows decode at least before they are put together with others anew: on a CPU each of them then reads its
-prompt once more."""
+"""Minimum number of tokens that rows decode before they are batched again with others: on a CPU, each of them then
+prefills its prompt again."""
 
 
 class Cancelled(Exception):
-    """Nobody waits for this any more."""
+    """The request was cancelled, or the server was closed."""
 
 
 Listener = Callable[[Ids], bool]
-"""Told of the tokens of a message as they come; whether more are wanted. Called in the scheduler's thread."""
+"""Receives the tokens of a message as they are sampled; returns whether more are wanted. Called in the scheduler's
+thread."""
 
 
 @dataclass(eq=False)
 class Row:
-    """One message that is asked for. ``limit``: the most tokens of it, at most as many as there are numbers in
-    ``noise_T``."""
+    """One requested message. ``limit`` is its maximum number of tokens, at most the length of ``noise_T``."""
 
     agent: str
     prompt: Ids
@@ -63,14 +64,15 @@ class Row:
     done: threading.Event = field(default_factory=threading.Event)
 
     def rest(self) -> Wanted:
-        """What is still to be said."""
+        """The rest of the message, still to be sampled."""
         said = np.array(self.token_ids, dtype=np.int32)
         return Wanted(
             self.agent, np.concatenate([self.prompt, said]), self.noise_T[len(said) : self.limit], self.decoding
         )
 
     def tell(self, before: int, token_ids: Ids) -> bool:
-        """Tell of what is new in tokens of which ``before`` came earlier; whether the row should go on."""
+        """Pass the new ones of these tokens to the listener; ``before`` tokens of the message precede them. Returns
+        whether the row should continue."""
         new = token_ids[max(0, self.told - before) :][: self.limit - self.told]
         if len(new):
             self.told += len(new)
@@ -78,9 +80,9 @@ class Row:
         return self.wanted and self.told < self.limit and not self.cancelled.is_set()
 
     def take(self, sample: Sample) -> None:
-        """Add what was sampled; the message is whole when it stopped, reached its limit, or is wanted no longer."""
+        """Append a sample; the message is complete if it stopped, reached its limit, or is no longer wanted."""
         room = self.limit - len(self.token_ids)
-        if not self.wanted:  # an engine may have gone on after the last token that was wanted
+        if not self.wanted:  # an engine may have sampled beyond the last wanted token
             room = min(room, self.told - len(self.token_ids))
         cut = len(sample.token_ids) > room
         self.token_ids += sample.token_ids[:room].tolist()
@@ -107,7 +109,7 @@ class Row:
 
 @dataclass
 class Work:
-    """What the scheduler did so far."""
+    """Counts of what the scheduler did so far."""
 
     batches: int = 0
     rows: int = 0
@@ -117,7 +119,7 @@ class Work:
 
 @dataclass(eq=False)
 class _Open:
-    """A row in a stream: how much of it was said before, and how much when the stream was last open to others."""
+    """A row in a stream: its tokens before it joined, and its tokens when the stream last took new rows."""
 
     row: Row
     before: int
@@ -125,8 +127,8 @@ class _Open:
 
 
 class Scheduler:
-    """Samples for all who ask, in one thread, until it is closed. ``together``: the same for agents whose rows the
-    sampler can compute in one batch."""
+    """Samples for all requests in one thread, until it is closed. ``together`` returns equal keys for agents whose rows
+    the sampler can compute in one batch."""
 
     def __init__(
         self,
@@ -147,12 +149,12 @@ class Scheduler:
 
     @classmethod
     def of(cls, engine: Engine) -> Self:
-        """With what the engine says of its agents."""
+        """A scheduler that batches agents as the engine's ``AgentInfo.batch`` says."""
         together = {agent: engine.info(agent).batch or agent for agent in engine.agents}
         return cls(engine, together=together.__getitem__)
 
     def samples(self, rows: Sequence[Row]) -> list[Sample]:
-        """These messages, when all are there. Raises Cancelled, or what the engine raised of one of them."""
+        """Sample these messages; returns when all are complete. Raises Cancelled, or the engine's exception for one."""
         with self._news:
             if self._closed:
                 raise Cancelled("the server is closed")
@@ -166,7 +168,7 @@ class Scheduler:
         return [row.result() for row in rows]
 
     def notice(self) -> None:
-        """Look at once at who is cancelled."""
+        """Wake the thread, so that it drops cancelled rows."""
         with self._news:
             self._news.notify()
 
@@ -179,7 +181,7 @@ class Scheduler:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Whoever still waits is told that nothing comes."""
+        """Stop; rows that are not complete end with Cancelled."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -200,7 +202,7 @@ class Scheduler:
                 row.end(Cancelled("the server is closed"))
 
     def _next_batch(self) -> list[Row]:
-        """1. Who is next; empty when all is over."""
+        """Step 1: the rows to sample next; empty when closed."""
         with self._news:
             while True:
                 self._leave_cancelled()
@@ -219,14 +221,14 @@ class Scheduler:
             row.end(Cancelled("nobody waits for it"))
 
     def _taken(self, kind: Hashable) -> list[Row]:
-        """All waiting rows of this kind, which wait no more."""
+        """Remove all rows of this kind from the queue and return them."""
         taken = [row for row in self._waiting if self._kind(row) == kind]
         self._waiting = [row for row in self._waiting if row not in taken]
         return taken
 
     def _sample(self, batch: Sequence[Row], alone: bool = False) -> None:
-        """Sample these rows, and those that join; where it fails, each by itself, so that one row fails for nobody
-        else. An engine that is lost is asked for nothing more."""
+        """Sample these rows and those that join. If that fails, sample each alone, so that one row's failure does not
+        affect the others. After EngineLost nothing more is sampled."""
         opened: dict[int, _Open] = {}
         try:
             self._stream(batch, opened, alone)
@@ -268,10 +270,10 @@ class Scheduler:
             wanted.clear()
             return given
 
-        take_in(batch)  # before the stream is asked: whatever becomes of it, these are told
+        take_in(batch)  # before the stream starts: if it fails, these rows are handled too
 
         def follow(number: int, before: int, token_ids: Ids) -> bool:
-            # 2. and 3.
+            # steps 2 and 3
             one = opened[number]
             goes_on = one.row.tell(one.before + before, token_ids)
             return goes_on and not (before + len(token_ids) >= self.tokens_between and self._must_make_room(one, kind))
@@ -279,7 +281,7 @@ class Scheduler:
         self.sampler.stream(more, follow=follow)
 
     def _joining(self, kind: Hashable) -> list[Row]:
-        """Those of this kind that have come; nobody while others wait, who would else wait for ever."""
+        """Queued rows of this kind; none while rows of another kind wait, which would otherwise wait forever."""
         with self._news:
             self._leave_cancelled()
             if self._closed or any(self._kind(row) != kind for row in self._waiting):
@@ -287,14 +289,14 @@ class Scheduler:
             return self._taken(kind)
 
     def _must_make_room(self, one: _Open, kind: Hashable) -> bool:
-        """Whether others wait that cannot join: they are of another kind, or the stream has not asked for a while."""
+        """Whether rows wait that cannot join: they are of another kind, or the stream took no rows for a while."""
         waiting = list(self._waiting)
         if any(self._kind(row) != kind for row in waiting):
             return True
         return bool(waiting) and one.row.told - one.joinable_at >= self.tokens_between
 
     def _take(self, row: Row, sample: Sample) -> None:
-        """What a stream said of a row; it waits again where that is not all."""
+        """Take a stream's sample of a row; the row is queued again if it is not complete."""
         row.take(sample)
         if row.cancelled.is_set():
             row.end(Cancelled("nobody waits for it"))

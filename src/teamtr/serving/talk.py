@@ -1,4 +1,4 @@
-"""One person's conversation with a team, without HTTP: through the desk and the loop that answer requests."""
+"""A user's conversation with a team without HTTP, through the same desk and loop as requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from teamtr.serving.team import Choice, Teller
 
 
 class NothingToRepeat(Exception):
-    """Nothing was asked yet."""
+    """``Talk.again`` was called before any question."""
 
 
 class Talk:
-    """What was said so far, by the person and by the team. A question that was interrupted, or that could not be
-    answered, is no part of it; ``again`` asks it once more.
+    """The conversation so far. A question that was interrupted or could not be answered is not part of it; ``again``
+    asks it once more.
 
-    ``seed`` is that of the first question, as of a request; later ones count on. None draws one for each.
+    ``seed`` is the seed of the first question, as in a request; it increases by one with each question. None draws a
+    new seed for each.
     """
 
     def __init__(self, desk: Desk, *, seed: int | None = None, temperature: float | None = None) -> None:
@@ -29,8 +30,8 @@ class Talk:
         self._answered = False
 
     def ask(self, text: str, teller: Teller) -> Choice:
-        """The team's answer, told while it comes. Raises BadRequest, or what the engine raises. After a
-        KeyboardInterrupt nothing is told any more."""
+        """Return the team's answer; ``teller`` gets it while it is sampled, but nothing after a KeyboardInterrupt.
+        Raises BadRequest, Busy or Draining, or what the engine raises."""
         self._asked, self._answered = text, False
         question = {"role": "user", "content": text}
         body: dict[str, Any] = {
@@ -48,14 +49,14 @@ class Talk:
             choice = ticket.choices[0].result()
         finally:
             if ticket is not None:
-                self.desk.cancel(ticket)  # where it has ended there is nothing to cancel
+                self.desk.cancel(ticket)  # no-op if it has ended
                 wait(ticket.choices)
         self.messages += [question, {"role": "assistant", "content": choice.text}]
         self._answered = True
         return choice
 
     def again(self, teller: Teller) -> Choice:
-        """The last question once more, as if it had not been answered."""
+        """Ask the last question once more, as if it had not been answered. Raises NothingToRepeat."""
         if self._asked is None:
             raise NothingToRepeat
         if self._answered:
@@ -63,6 +64,6 @@ class Talk:
         return self.ask(self._asked, teller)
 
     def forget(self) -> None:
-        """The next question is the first one."""
+        """Start a new conversation."""
         self.messages.clear()
         self._asked, self._answered = None, False

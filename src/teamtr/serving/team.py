@@ -1,7 +1,7 @@
 """A team, and each of its agents, as models that answer a conversation.
 
-The team plays with ``rollout.converse``, as in training and in ``teamtr eval``: with the same question, weights and
-seed it says the same, to the token.
+The team plays with ``rollout.converse``, as in training and in ``teamtr eval``: the same question, weights and seed
+give the same tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Ending = Finish | Literal["tool_calls"]
 
 
 class TooLong(BadRequest):
-    """A conversation that the model has no room for."""
+    """A conversation that exceeds the model's context length."""
 
     def __init__(self, tokens: int, room: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class TooLong(BadRequest):
 
 
 class Teller(Protocol):
-    """Hears what is said while it is said, in other threads."""
+    """Receives text while it is sampled; called from other threads."""
 
     def discussion(self, choice: int, agent: str, text: str, *, begins: bool) -> None: ...
 
@@ -55,8 +55,8 @@ class Teller(Protocol):
 
 @dataclass(frozen=True)
 class Spoken:
-    """One message of a choice: how many tokens its author read and wrote, and what the tools replied that it called.
-    ``answers``: it is the answer."""
+    """One message of a choice: the number of tokens that its author read and wrote, and the results of the tools that
+    it called. ``answers``: whether it is the answer."""
 
     agent: str
     text: str
@@ -68,8 +68,8 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer, and all that was said on the way to it. With ``calls``, which the client is to run, ``text`` is what
-    stands beside them."""
+    """One answer and all messages that led to it. If there are ``calls`` for the client to run, ``text`` is the text
+    beside them."""
 
     text: str
     finish: Ending
@@ -86,13 +86,13 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Those that are not the answer's own."""
+        """Completion tokens outside the answer."""
         return sum(message.written for message in self.spoken if not message.answers)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One choice of a request: the request, which of its choices, its seed, and whether somebody still waits."""
+    """One choice of a request: the request, the index of the choice, its seed, and whether it was cancelled."""
 
     request: ChatRequest
     choice: int
@@ -102,12 +102,12 @@ class Ask:
 
     @classmethod
     def of(cls, request: ChatRequest, choice: int, seed: int, teller: Teller, cancelled: threading.Event) -> Ask:
-        """The first choice has the request's own seed: it is what ``teamtr eval`` plays with that seed."""
+        """The first choice has the request's own seed, so it is what ``teamtr eval`` plays with that seed."""
         return cls(request, choice, seed_of(seed, "choice", choice) if choice else seed, teller, cancelled)
 
 
 class _Asked(Task):
-    """What is asked has no right answer here: only the rule that finds answers in messages is the task's own."""
+    """The task of a client's questions: there are no reference answers, and only ``extract`` is the team's own task."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -134,11 +134,11 @@ class ServedTeam:
     codecs: Mapping[str, LockedCodec]
     scheduler: Scheduler
     temperature: float | None
-    """Where a request names none: what the team is evaluated at; None is the temperature of training."""
+    """For requests that give none: the temperature of evaluations; None is the training temperature."""
     rooms: Mapping[str, int | None] = field(default_factory=dict)
-    """Most tokens of a prompt and its message, by agent."""
+    """Maximum number of tokens of a prompt and its message, by agent; None if there is no known limit."""
     own_tools: tuple[str, ...] = ()
-    """Names of the tools of the team file. Asked for once: while tools run, they answer nobody."""
+    """Names of the tools of the team file. Read once, because ``LockedTools`` blocks while tools run."""
 
     @classmethod
     def of(cls, session: Session, team: Team, name: str, scheduler: Scheduler) -> ServedTeam:
@@ -178,7 +178,7 @@ class ServedTeam:
         return (self.name, *(f"{self.name}/{agent}" for agent in self.team.names))
 
     def require(self, request: ChatRequest) -> None:
-        """Raises BadRequest where the request cannot be kept, before anything is sampled for it."""
+        """Raises BadRequest if the request cannot be served, before anything is sampled for it."""
         if request.model not in self.models:
             raise UnknownModel(request.model)
         agent = self.agent_of(request.model)
@@ -196,16 +196,16 @@ class ServedTeam:
         self.client_tools(request)
 
     def play(self, ask: Ask) -> Choice:
-        """One choice, to its end. Raises BadRequest, Cancelled, or what the engine raises."""
+        """Play one choice to its end. Raises BadRequest, Cancelled, or what the engine raises."""
         agent = self.agent_of(ask.request.model)
         return self._converse(ask) if agent is None else self._reply(ask, agent)
 
     def agent_of(self, model: str) -> str | None:
-        """None is the whole team."""
+        """The agent that a model name stands for; None is the whole team."""
         return None if model == self.name else model.removeprefix(f"{self.name}/")
 
     def client_tools(self, request: ChatRequest) -> ClientTools | None:
-        """The tools that the client offers, to whoever answers. Raises BadRequest."""
+        """The client's tools for the agent that answers; None if there are none. Raises BadRequest."""
         if not request.offered:
             return None
         agent = self.agent_of(request.model)
@@ -221,7 +221,7 @@ class ServedTeam:
         return ClientTools.of(agent, request.offered, frozenset(self.own_tools if allowed is None else allowed))
 
     def _answering_agent(self) -> str:
-        """Raises BadRequest where nobody is known beforehand to give the answer."""
+        """The agent that will answer. Raises BadRequest if it is not known in advance."""
         rule = self.context.answer
         may_answer = {rule} if rule in self.team.names else set(closers_of(self.context.router, self.team.names))
         if rule == "majority" or len(may_answer) != 1:
@@ -241,7 +241,7 @@ class ServedTeam:
             context, team = self._with_client_tools(context, voice.client)
         converse(context, team, [state], seed=ask.seed, temperature=warmth, ledger=Ledger())
         if state.turns and voice.hands_out(state.turns[-1]):
-            state.turns[-1] = replace(state.turns[-1], results=())  # the client will say what they are
+            state.turns[-1] = replace(state.turns[-1], results=())  # the client will send the results
         voice.finish_message()
         return voice.choice()
 
@@ -279,9 +279,9 @@ class UnknownModel(BadRequest):
 
 
 class _Voice(InTurns):
-    """The sampler of one choice: it asks the scheduler, and tells whoever listens what is said.
+    """The sampler of one choice: samples through the scheduler and streams the text to the teller.
 
-    ``state`` is the episode that is played: it says which turn is asked for.
+    ``state`` is the episode that is played; it determines which turn is being sampled.
     """
 
     def __init__(self, served: ServedTeam, ask: Ask, state: EpisodeState) -> None:
@@ -326,10 +326,10 @@ class _Voice(InTurns):
         [sample] = self.served.scheduler.samples([row])
         return [sample]
 
-    # -- what is told -----------------------------------------------------------------------------------------
+    # -- streaming --------------------------------------------------------------------------------------------
 
     def finish_message(self) -> None:
-        """Tell the rest of the message that was sampled last, now that its text is known."""
+        """Stream the rest of the message that was sampled last, now that its text is known."""
         if self._open is not None:
             self._open.end(self.state.turns[-1].text)
             self._open = None
@@ -339,11 +339,11 @@ class _Voice(InTurns):
                     self.ask.teller.discussion(self.ask.choice, result.author, result.text, begins=True)
 
     def hands_out(self, turn: Turn) -> bool:
-        """Whether the client is to run what this turn calls."""
+        """Whether this turn calls tools that the client is to run."""
         return self.client is not None and turn.agent == self.client.agent and bool(self.client.calls_in(turn.text))
 
     def choice(self) -> Choice:
-        """What was said in the end. An answer that nobody could know before is told now."""
+        """The finished choice. An answer that was not known in advance to be the answer is streamed now."""
         served, turns = self.served, self.state.turns
         by_agent = served.agent_of(self.ask.request.model) is not None
         rule = "last" if by_agent else served.context.answer
@@ -352,7 +352,7 @@ class _Voice(InTurns):
         finish: Ending = "stop" if answering is None else turns[answering].finish
         most = self.ask.request.most_tokens
         if answering is not None and most is not None and len(turns[answering].token_ids) > most:
-            # Nobody knew before that this message is the answer: it is cut now as it would have been then.
+            # It was not known in advance that this message is the answer: truncate it now, as it would have been then.
             text, finish = served.codecs[turns[answering].agent].decode(turns[answering].token_ids[:most]), "length"
         stop = first_stop(text, self.ask.request.stops)
         if stop is not None:
@@ -378,7 +378,7 @@ class _Voice(InTurns):
         return Choice(text, finish, spoken, calls)
 
     def _outgoing(self, agent: str, answers: bool) -> Outgoing | None:
-        """Where somebody reads along, or the text says where it ends."""
+        """The stream of the message; None if the client does not read along and no stop string can end it."""
         request, teller, choice = self.ask.request, self.ask.teller, self.ask.choice
         codec = self.served.codecs[agent]
         if answers:
@@ -397,10 +397,10 @@ class _Voice(InTurns):
             teller.discussion(choice, agent, text, begins=first[0])
             first[0] = False
 
-        return Outgoing(codec.stream(), (), tell, even_empty=True)  # who said nothing has had its turn
+        return Outgoing(codec.stream(), (), tell, even_empty=True)  # an empty message is shown too
 
     def _answers(self, agent: str) -> bool:
-        """Whether the turn that is asked for is certainly the answer."""
+        """Whether the turn that is sampled next is certainly the answer."""
         served, turns = self.served, self.state.turns
         if served.agent_of(self.ask.request.model) is not None:
             return True
@@ -420,7 +420,7 @@ def _names(tools: Tools | None) -> tuple[str, ...]:
 
 
 def _answering(turns: Sequence[Turn], rule: str, text: str) -> int | None:
-    """Which turn is the answer."""
+    """The index of the turn that is the answer; None if there is none."""
     if rule == "last":
         return len(turns) - 1 if turns else None
     for t in range(len(turns) - 1, -1, -1):

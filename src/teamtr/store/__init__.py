@@ -1,14 +1,14 @@
-"""The run folder: what a run writes, so that killing it at any moment loses at most the update in progress.
+"""The run folder, written so that killing a run at any moment loses at most the update in progress.
 
     run/
       team.yaml                               the resolved team file
       log.jsonl                               one JSON object per line, append-only
       checkpoints/agents/<agent>/<version>/   what an agent's learner saved, written once
-      checkpoints/commits/000007/team.json    which versions make the team after seven updates
-      episodes/stage-0003-step-01.jsonl.gz    the conversations an update learnt from
+      checkpoints/commits/000007/team.json    the versions of all agents after seven updates
+      episodes/stage-0003-step-01.jsonl.gz    the conversations that an update was trained on
       .lock                                   held by the one process that may write
 
-Everything is JSON, gzip or whatever a learner saves; nothing here can execute on reading.
+Everything is YAML, JSON, gzip or what a learner saves; nothing in this package executes code on reading.
 """
 
 from teamtr.store.atomic import StoreError, TornRead, commit_folder, verify_folder, write_atomic

@@ -1,8 +1,8 @@
-"""Writes that either happened or did not, and folders that can prove that they are whole.
+"""Atomic writes, and folders with a manifest of checksums.
 
-The order is always the same: write beside the final place under a name that starts with ``.tmp-``, sync what was
+The order is always the same: write next to the final path under a name that starts with ``.tmp-``, sync what was
 written, rename, sync the parent. A process killed in between leaves only a ``.tmp-`` name, which every reader
-ignores and the next owner of the folder removes; a living process holds a lock on the one that it writes.
+ignores and the next owner of the folder removes. A running process holds a lock on the one that it is writing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MANIFEST = "manifest.json"
 
 
 class StoreError(TeamTRError):
-    """Something in a run folder is missing, damaged or in use. The message says what, where and what to do."""
+    """Something in a run folder is missing, damaged or in use. The message says what, where, and what to do."""
 
 
 class TornRead(TeamTRError):
-    """A file read shorter than it is. It need not be damaged, so this is no StoreError, for which a commit is passed
-    over or discarded."""
+    """A read returned fewer bytes than the file has. The file need not be damaged, so this is not a StoreError, which
+    makes a commit be skipped or discarded."""
 
 
 def read_whole(path: Path) -> bytes:
-    """All bytes of a file that others may append to or replace. Raises TornRead when the file system gives fewer."""
+    """All bytes of a file that others may append to or replace. Raises TornRead if the file system returns fewer."""
     for _ in range(3):  # in between, the file may have been replaced by a shorter one
         size = path.stat().st_size
         data = path.read_bytes()
@@ -45,7 +45,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path``: whoever looks sees the old content or the new, never a part, also after a crash."""
+    """Write ``data`` to ``path``: a reader sees the old content or the new, never a part, also after a crash."""
     make_folder(path.parent)
     with explained(path):
         temporary, lock = _new_temporary(path)
@@ -62,9 +62,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_file(final: Path) -> Iterator[TextIO]:
-    """A file to write, line by line, which gets the name ``final`` when the block ends and is gone when it fails.
+    """A file to write line by line. It is renamed to ``final`` when the block ends, and removed if the block fails.
 
-    What a killed process left of the same is taken over; what a living one is writing is a StoreError.
+    A leftover of a killed process is overwritten. Raises StoreError if a running process is writing the same file.
     """
     with _claimed(final, Path.touch) as temporary, explained(final):
         with open(temporary, "w", encoding="utf-8") as file:
@@ -77,7 +77,7 @@ def whole_file(final: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """The same for a folder to fill; ``final`` must not exist or be empty."""
+    """Like ``whole_file``, for a folder; ``final`` must be missing or empty."""
     final = Path(os.path.abspath(final))
     with _claimed(final, make_folder) as temporary, explained(final):
         for left in temporary.iterdir():
@@ -89,7 +89,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def _claimed(final: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A temporary that is named after ``final``, so that the next one who writes it finds it, and locked."""
+    """A locked temporary named after ``final``, so that the next process that writes ``final`` finds it."""
     temporary = final.with_name(f"{TEMPORARY}{final.name}")
     make_folder(final.parent)
     with explained(final):
@@ -107,10 +107,10 @@ def _claimed(final: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def commit_folder(tmp: Path, final: Path) -> str:
-    """Give the finished folder ``tmp`` its name ``final``; returns the sha256 of the manifest written into it.
+    """Rename the finished folder ``tmp`` to ``final``; returns the sha256 of the manifest written into it.
 
     ``manifest.json`` holds {relative name: {"sha256": ..., "bytes": ...}} of every file, so that the folder can be
-    verified later. Both paths must be in one file system; ``final`` must not exist.
+    verified later. Both paths must be on one file system; ``final`` must not exist.
     """
     if final.exists():
         raise StoreError(f"{final} exists already; a committed folder is written once. Remove it to write it again")
@@ -134,8 +134,8 @@ def commit_folder(tmp: Path, final: Path) -> str:
 def verify_folder(folder: Path) -> str:
     """Check every file of a committed folder against its manifest; returns the sha256 of the manifest.
 
-    Raises StoreError naming the first file that is missing, changed or not listed. Hidden files are passed over:
-    file managers and network file systems leave them, and no loader reads them.
+    Raises StoreError with the name of the first file that is missing, changed or not listed. Unlisted hidden files are
+    allowed: file managers and network file systems create them, and no loader reads them.
     """
     advice = "restore it from a copy"
     if not folder.is_dir():
@@ -167,14 +167,14 @@ def verify_folder(folder: Path) -> str:
 
 
 def discard_folder(folder: Path) -> None:
-    """Remove a committed folder so that a crash half-way leaves a leftover, not a damaged folder."""
+    """Remove a committed folder; a crash halfway leaves a ``.tmp-`` leftover, not a damaged folder."""
     aside = set_aside(folder)
     with explained(folder):
         shutil.rmtree(aside)
 
 
 def set_aside(folder: Path) -> Path:
-    """Give a committed folder a temporary name, under which nobody looks for it; returns it."""
+    """Rename a committed folder to a temporary name, which readers ignore; returns the new path."""
     with explained(folder):
         aside = temporary_beside(folder)
         os.rename(folder, aside)
@@ -183,8 +183,8 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove_leftovers(folder: Path, *, recursive: bool) -> None:
-    """Remove what interrupted writes left behind. Files that a living process is writing are left to it; of folders
-    only their owner is asked to call this."""
+    """Remove leftovers of interrupted writes, except those that a running process has locked. Call this only as the
+    owner of ``folder``: not every temporary folder is locked."""
     for here, folders, files in os.walk(folder):
         for name in (*files, *folders):
             if name.startswith(TEMPORARY) and (lock := FileLock.take(Path(here, name))) is not None:
@@ -194,7 +194,7 @@ def remove_leftovers(folder: Path, *, recursive: bool) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A fresh name in the same folder, hence in the same file system, so that a rename is atomic."""
+    """A new name in the same folder, and so on the same file system, which makes the rename atomic."""
     return path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
 
 
@@ -208,7 +208,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable; syncing a file alone does not."""
+    """Make the directory entries of a folder durable; syncing only the files does not."""
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -221,13 +221,13 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def _new_temporary(path: Path) -> tuple[Path, FileLock]:
-    """An empty file beside ``path`` and the lock that says that somebody writes to it."""
+    """An empty file next to ``path``, and the lock that marks it as being written."""
     while True:
         temporary = temporary_beside(path)
-        # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
+        # Not tempfile: its files are readable only by their owner, and the rename would keep that.
         temporary.touch(exist_ok=False)
         lock = FileLock.take(temporary, wait=True)
-        if lock is not None:  # else somebody took it for a leftover before it was locked
+        if lock is not None:  # else it was removed as a leftover before it was locked
             return temporary, lock
 
 
@@ -267,7 +267,7 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal into an error that says what stands and what to do."""
+    """Turn an OSError into a StoreError that says what is intact and what to do."""
     try:
         yield
     except OSError as error:

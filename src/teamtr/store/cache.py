@@ -1,6 +1,6 @@
-"""The user's cache folder: what can be made anew at any time, named by a hash of everything that makes it.
+"""The user's cache folder, for data that can be recomputed at any time; a key is a hash of all inputs.
 
-``TEAMTR_CACHE`` names another folder, and ``TEAMTR_CACHE=off`` keeps nothing. What is damaged is as good as missing.
+``TEAMTR_CACHE`` names another folder, and ``TEAMTR_CACHE=off`` turns the cache off. A damaged entry is a cache miss.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from teamtr.store.atomic import StoreError, remove_leftovers, write_atomic
 VARIABLE = "TEAMTR_CACHE"
 OFF = "off"
 KEPT = 200
-"""Files of one kind; whoever adds one removes the oldest beyond that."""
+"""Maximum number of files of one kind; adding one removes the oldest beyond that."""
 
 KERNELS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""The variables by which torch and triton are told where compiled kernels lie, and where they lie in our folder."""
+"""The variables that set the kernel caches of torch and triton, and the names of these caches in our folder."""
 
 log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
-    """Where this user's cache is; None where it is switched off, or where the user has no home, which is told."""
+    """The user's cache folder; None if the cache is off, or, with a warning, if the user has no home folder."""
     said = os.environ.get(VARIABLE, "")
     if said.lower() == OFF:
         return None
@@ -35,15 +35,15 @@ def cache_folder() -> Path | None:
     place = Path(said) if said else (Path(home) if os.path.isabs(home) else Path("~/.cache")) / "teamtr"
     try:
         return place.expanduser().absolute()
-    except RuntimeError:  # as in a container whose user is a number and nothing else
+    except RuntimeError:  # as in a container whose user has only a numeric id
         log.warning("nothing is kept for the next run: %s has no home folder (set %s=FOLDER)", place, VARIABLE)
         return None
 
 
 def keep_kernels() -> None:
-    """Kernels that torch and triton compile from now on are kept here, unless the environment says where. Their own
-    place is the folder for temporary files, which a restart, or the end of a job, empties; there they stay where ours
-    cannot be written, for compiling would fail."""
+    """Keep the kernels that torch and triton compile from now on in this cache, unless the environment sets another
+    folder. Their default is the folder for temporary files, which is emptied by a restart or at the end of a job. It
+    remains in use if our folder is not writable, because compiling would fail there."""
     unset = [variable for variable in KERNELS if variable not in os.environ]
     folder = cache_folder() if unset else None
     if folder is None:
@@ -61,7 +61,7 @@ def keep_kernels() -> None:
 
 
 def cached(kind: str, key: str) -> bytes | None:
-    """What was kept under this key; None where nothing is, or where it is damaged, which is told."""
+    """The data stored under this key; None if there is none, or, with a warning, if it is damaged."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -81,7 +81,7 @@ def cached(kind: str, key: str) -> bytes | None:
 
 
 def keep(kind: str, key: str, data: bytes) -> None:
-    """Keep it for the next run. A cache that cannot be written costs time and nothing else: it is told."""
+    """Store data for the next run. If the cache cannot be written, there is only a warning."""
     folder = cache_folder()
     if folder is None:
         return
@@ -94,7 +94,7 @@ def keep(kind: str, key: str, data: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Other processes may be at it too: what is gone is no error."""
+    """Other processes may be doing the same, so a missing file is no error."""
     changed: dict[Path, float] = {}
     for file in folder.iterdir():
         with suppress(FileNotFoundError):

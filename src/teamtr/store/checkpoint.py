@@ -1,13 +1,13 @@
-"""Checkpoints: one folder per agent and version, written once, and numbered commits that say which make a team.
+"""Checkpoints: a folder per agent and version, written once, and numbered commits that list the versions of a team.
 
-    agents/<agent>/<version>/       whatever the learner saved, with manifest.json
+    agents/<agent>/<version>/       what the learner saved, with manifest.json
     commits/000007/team.json        the team after seven updates, with manifest.json
 
-A commit counts from the rename of its folder on, and it is renamed after every agent folder it names. So whenever
-the process dies, the newest commit is either the one before or the one after the update in progress.
+A commit is valid once its folder is renamed, which happens after every agent folder that it names was renamed. So
+whenever the process dies, the newest commit is either the one before or the one after the update in progress.
 
-Old commits are pruned, with the agents that only they name, unless a reader holds them (``Checkpoints.latest``) or one
-is to be kept (``Checkpoints.kept``).
+Old commits are pruned, together with agent folders that only they name. Exceptions are commits that a reader holds
+(``Checkpoints.latest``) and the one in ``Checkpoints.kept``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"[0-9]{6,}")
 
 
 class NoSuchCommit(StoreError):
-    """A checkpoint was asked for that is not stored."""
+    """The requested checkpoint is not stored."""
 
     exit_code = UserError.exit_code
 
@@ -54,9 +54,9 @@ class NoSuchCommit(StoreError):
 class Commit:
     """The team after ``number`` updates.
 
-    ``agents`` maps names to versions, ``progress`` is what the run needs to go on, ``record`` the log record of the
-    update that was committed. ``manifests`` ties each agent to the sha256 of its folder's manifest. ``skipped``
-    says which newer commits were damaged and passed over; show it to the user.
+    ``agents`` maps names to versions, ``progress`` is what the run needs to resume, ``record`` the log record of the
+    update that was committed. ``manifests`` maps each agent to the sha256 of its folder's manifest. ``skipped``
+    says which newer commits were damaged and skipped; show it to the user.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Commit:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Writing is for the process that holds the run folder's lock."""
+    """The checkpoints of one run. Only the process that holds the run folder's lock may write."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Checkpoints:
         guard: Callable[[], None] = lambda: None,
         removals: Removals | None = None,
     ) -> None:
-        """``keep``: how many commits stay; older ones go after each commit. 0 keeps all.
+        """``keep``: how many commits are kept; older ones are pruned after each commit. 0 keeps all.
 
-        ``guard`` is called before anything is written, and raises where nothing may be. ``removals``: what is pruned
-        is removed beside what comes after the commit; a commit raises what the removals of the one before it ran into.
+        ``guard`` is called before anything is written, and raises if nothing may be written. With ``removals``, pruned
+        folders are removed in the background; their errors are raised by the next commit.
         """
         if keep < 0:
             raise ValueError(f"keep must be 0 (all) or the number of commits to keep, got {keep}")
@@ -91,13 +91,13 @@ class Checkpoints:
         self._writable = writable
         self._guard = guard
         self._removals = removals
-        # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
+        # Manifest hashes of the agent folders that this process wrote or verified, so that gigabytes are hashed once.
         self._whole: dict[Path, str] = {}
-        # Agent folders that the commits of these numbers name, of those that this process wrote.
+        # Agent folders named by each commit that this process wrote, by number.
         self._named: dict[int, set[Path]] = {}
         self._hold: FileLock | None = None
         self.kept: int | None = None
-        """A commit that stays however old it is, until another takes its place."""
+        """The number of a commit that is never pruned while it is set here."""
 
     def commit(
         self,
@@ -107,13 +107,13 @@ class Checkpoints:
         progress: Mapping[str, Any],
         record: Mapping[str, Any] | None = None,
     ) -> Commit:
-        """Make the team after ``number`` updates durable.
+        """Store the team after ``number`` updates durably.
 
-        ``save(agent, folder)`` is called for each agent whose version is not stored yet and puts its files into the
+        ``save(agent, folder)`` is called for each agent whose version is not stored yet, and writes its files into the
         given empty folder. A version must therefore change whenever anything that ``save`` writes changes, optimizer
-        state included, not only the weights. Committing the same content under the same number again is harmless;
-        other content under a number that is stored, or a number below it, is an error unless what is stored is
-        damaged: then it is replaced.
+        state included, not only the weights. Committing the same content under the same number again is a no-op. Other
+        content under a stored number, or a number below a stored one, is an error, unless what is stored is damaged:
+        then it is replaced.
         """
         if not self._writable:
             raise StoreError(f"{self.folder} was opened for reading; open the run folder with RunFolder.open to write")
@@ -138,11 +138,11 @@ class Checkpoints:
         return stored
 
     def latest(self) -> Commit | None:
-        """The newest commit of which every file of every agent is whole; None when nothing was ever committed.
+        """The newest commit of which every file of every agent is intact; None if there is no commit.
 
-        A reader holds it until it asks again or this object is gone: the writer does not prune a commit that is held.
-        A damaged newer commit is passed over and named in ``Commit.skipped``. Commits without a single whole one
-        among them are a StoreError: beginning anew would be a silent loss.
+        A reader holds the commit until its next call or until this object is gone; the writer does not prune a commit
+        that is held. A damaged newer commit is skipped and named in ``Commit.skipped``. Raises StoreError if there are
+        commits but none is intact: starting again would silently lose the run.
         """
         while True:
             numbers = self.numbers()
@@ -155,7 +155,7 @@ class Checkpoints:
                     break
                 except (StoreError, OSError) as error:
                     skipped.append(f"commit {number} was passed over: {error}")
-            # Without the lock, a commit may be pruned before it is held: it was not damaged, look again.
+            # Without the lock, a commit may be pruned before it is held. It was not damaged, so look again.
             if skipped and self.numbers() != numbers:
                 continue
             if commit is not None and not self._writable and self._hold is None:
@@ -170,8 +170,8 @@ class Checkpoints:
             return replace(commit, skipped=tuple(skipped))
 
     def at(self, number: int) -> Commit:
-        """The commit of this number, whole; a reader holds it as ``latest`` does. Raises NoSuchCommit where it is not
-        stored (any more)."""
+        """The commit of this number, verified; a reader holds it as in ``latest``. Raises NoSuchCommit if it is not
+        stored, or no longer."""
         hold = None if self._writable else self._held(number)
         if number not in self.numbers() or (hold is None and not self._writable):
             there = ", ".join(map(str, self.numbers())) or "none"
@@ -180,7 +180,7 @@ class Checkpoints:
         return self._verified(number)
 
     def numbers(self) -> list[int]:
-        """The numbers of the stored commits, ascending, whole or not."""
+        """The numbers of the stored commits, ascending, damaged ones included."""
         try:
             names = [path.name for path in (self.folder / "commits").iterdir()]
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class Checkpoints:
         return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def folder_of(self, commit: Commit, agent: str) -> Path:
-        """Where an agent of this commit was saved."""
+        """The folder of an agent of this commit."""
         if agent not in commit.agents:
             raise StoreError(
                 f"commit {commit.number} has no agent {agent!r}; it has {', '.join(sorted(commit.agents))}"
@@ -196,10 +196,10 @@ class Checkpoints:
         return self._agent_folder(agent, commit.agents[agent])
 
     def _make_way(self, number: int, wanted: bytes) -> Commit | None:
-        """Remove damaged commits at or above ``number``; returns the one at ``number`` when it is what is wanted.
+        """Remove damaged commits at or above ``number``; returns the one at ``number`` if it has the wanted content.
 
-        Damaged ones above must go as well: the run fell back behind them, and they could become whole again when
-        an agent folder they share is written anew.
+        Damaged ones above are removed as well: the run resumed from before them, and they could become valid again
+        when an agent folder that they share is rewritten.
         """
         same = None
         for other in [other for other in self.numbers() if other >= number]:
@@ -218,7 +218,7 @@ class Checkpoints:
         return same
 
     def _store_agent(self, name: str, version: str, save: Callable[[str, Path], None]) -> str:
-        """The manifest hash of the agent's folder, which is written when it is missing or damaged."""
+        """The manifest hash of the agent's folder, which is written first if it is missing or damaged."""
         final = self._agent_folder(name, version)
         if final in self._whole:
             return self._whole[final]
@@ -238,7 +238,7 @@ class Checkpoints:
         return self._whole[final]
 
     def _verified(self, number: int) -> Commit:
-        """The commit, after reading every byte it depends on."""
+        """The commit, after verifying every byte that it depends on."""
         verify_folder(self._commit_folder(number))
         commit = self._read(number)
         for name in commit.agents:
@@ -265,8 +265,8 @@ class Checkpoints:
             ) from error
 
     def _held(self, number: int) -> FileLock | None:
-        """A lock that readers share and that the writer needs for itself to prune; None when the commit is gone. It is
-        on the commit's own file, so that a folder which may not be written to can be read."""
+        """A shared lock of readers, which the writer needs exclusively to prune; None if the commit is gone. It is on
+        the commit's own file, so that a read-only folder can be read."""
         return FileLock.take(self._commit_folder(number) / TEAM, shared=True, wait=True)
 
     def _prune(self) -> None:
@@ -284,7 +284,7 @@ class Checkpoints:
                 continue
             try:
                 commit = self._read(number)
-            except StoreError:  # damaged beyond naming its agents: it cannot be resumed from in any case
+            except StoreError:  # too damaged to name its agents: it cannot be resumed from anyway
                 continue
             needed |= {self.folder_of(commit, name) for name in commit.agents}
         self._named = {number: folders for number, folders in self._named.items() if number in staying}
@@ -293,7 +293,7 @@ class Checkpoints:
                 self._discard_agent(folder)
 
     def _discard_commit(self, number: int) -> bool:
-        """False when a reader holds it; its turn comes with a later commit."""
+        """False if a reader holds it; it is pruned after a later commit."""
         folder = self._commit_folder(number)
         lock = FileLock.take(folder / TEAM)
         if lock is None and (folder / TEAM).exists():
@@ -321,7 +321,7 @@ class Checkpoints:
 
 
 def _commit(final: Path, fill: Callable[[Path], object]) -> str:
-    """Fill a temporary folder beside ``final`` and give it that name; returns its manifest's sha256."""
+    """Fill a temporary folder next to ``final`` and rename it to that; returns its manifest's sha256."""
     make_folder(final.parent)
     tmp = temporary_beside(final)
     try:

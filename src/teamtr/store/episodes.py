@@ -1,7 +1,7 @@
-"""Episodes on disk: gzip of JSON lines, a header and then one episode per line.
+"""Episodes on disk: gzipped JSON lines, a header and then one episode per line.
 
-The same batch gives the same bytes (fixed level, no time stamp, sorted keys), and reading gives the batch back to
-the last bit, so that a resumed run can learn from the very episodes that the killed one sampled.
+The same batch gives the same bytes (fixed level, no time stamp, sorted keys), and reading restores the batch
+bit for bit, so that a resumed run can train on exactly the episodes that the killed one sampled.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from teamtr.types import Breakdown, Episode, Finish, Message, Problem, Reply, Tu
 KIND = "teamtr-episodes"
 FORMAT = 1
 MOST_BYTES = 4 << 30
-"""Of a file when it is unpacked."""
+"""Maximum size of a file, also when unpacked."""
 LONGEST_LINE = 256 << 20
-"""Bytes: the problems of a batch, or one episode."""
+"""Maximum bytes of a line: the problems of a batch, or one episode."""
 MOST_TIMES = 300
-"""Its size when unpacked over its size on disk. The level that batches are written with reaches 229, of zeros alone; a
-file made to fill the memory, four times as much."""
+"""Maximum ratio of a file's unpacked size to its size on disk. The level that batches are written with reaches 229, for
+zeros only; a file made to exhaust memory reaches four times as much."""
 _FINISHES, _VERDICT_KINDS = get_args(Finish), get_args(VerdictKind)
 _WHOLE_NUMBERS, _NUMBERS = frozenset({int}), frozenset({int, float})
 _LEAST_ID, _MOST_ID = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def batch_name(stage: int, step: int) -> str:
-    """The file name of the batch sampled before this step of this stage; names sort in the order of time."""
+    """The file name of the batch sampled before this step of this stage; names sort chronologically."""
     if stage < 0 or step < 0:
         raise ValueError(f"stage and step count from 0, got stage {stage}, step {step}")
     return f"stage-{stage:04d}-step-{step:02d}.jsonl.gz"
 
 
 def probe_name(stage: int) -> str:
-    """The file name of the batch that a stage's probes take for stale: sampled at its start, learned from by none."""
+    """The file name of the stale batch of a stage's probes: sampled at the start of the stage, never trained on."""
     return f"probe-{stage:04d}.jsonl.gz"
 
 
@@ -63,7 +63,7 @@ def write_episodes(path: Path, batch: RolloutBatch) -> None:
 
 
 def read_episodes(path: Path) -> RolloutBatch:
-    """The batch that was written there. A torn or damaged file is a StoreError that names it."""
+    """Read a batch. Raises StoreError, with the path, if the file is missing, truncated or damaged."""
     advice = f"restore {path} from a copy, or remove it"
     try:
         lines = _unpacked_lines(_packed(path))
@@ -86,15 +86,15 @@ def read_episodes(path: Path) -> RolloutBatch:
 
 
 def _packed(path: Path) -> bytes:
-    """All bytes of the file. ValueError where they are more than any batch has."""
+    """All bytes of the file. Raises ValueError if they are more than any batch has."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"it has {size} bytes, which no batch has")
     return read_whole(path)
 
 
 def _unpacked_lines(packed: bytes) -> Iterator[bytes]:
-    """The lines of what was packed, one after the other. ValueError as soon as there is more of them than a batch can
-    have: a small file may unpack to more than the memory holds."""
+    """Unpack line by line. Raises ValueError as soon as there is more than a batch can have: a small file may unpack to
+    more than fits in memory."""
     most = min(MOST_BYTES, MOST_TIMES * len(packed))
     unpacked = 0
     with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
@@ -220,7 +220,7 @@ def _turn_from_json(body: dict[str, Any]) -> Turn:
         round=_whole(body["round"]),
         context_ids=_array(body["context_ids"], np.int32),
         token_ids=_array(body["token_ids"], np.int32),
-        # Written with the digits of a float64, so that the way back through one rounds nothing.
+        # Written with the digits of a float64, so that reading through a float64 does not round.
         sampler_logprobs=_array(body["sampler_logprobs"], np.float32),
         finish=_one_of(_FINISHES, body["finish"]),
         agent_version=_text(body["agent_version"]),
@@ -256,17 +256,17 @@ def _one_of(options: tuple[Any, ...], value: Any) -> Any:
 
 
 def _array(values: Any, dtype: type[np.int32] | type[np.float32]) -> NDArray[Any]:
-    """A list of numbers and of nothing else: numpy would make numbers of text and of bools, too."""
+    """An array from a list that holds only numbers: numpy would also convert text and bools."""
     kinds = _WHOLE_NUMBERS if dtype is np.int32 else _NUMBERS
     if not isinstance(values, list) or not kinds.issuperset(map(type, values)):
         raise TypeError(f"something else in the place of a list of {'whole ' if dtype is np.int32 else ''}numbers")
     if dtype is np.int32 and values and not (min(values) >= _LEAST_ID and max(values) <= _MOST_ID):
-        raise TypeError(f"a number beyond {_MOST_ID} in the place of a token's")  # which some versions of numpy wrap
+        raise TypeError(f"a number beyond {_MOST_ID} in the place of a token's")  # some versions of numpy would wrap it
     return np.array(values, dtype=dtype)
 
 
 def _checked(array: NDArray[Any], dtype: DTypeLike, where: str) -> NDArray[Any]:
-    """The array, if it is what the record promises: another type would come back as other numbers."""
+    """The array, if it has the declared type: with another dtype, reading would give other numbers."""
     if array.dtype != dtype or array.ndim != 1:
         raise StoreError(
             f"{where} is {array.dtype} with {array.ndim} axes, the record says {np.dtype(dtype)} with one: "

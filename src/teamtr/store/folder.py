@@ -1,4 +1,4 @@
-"""The run folder: one process writes, any number read."""
+"""The run folder: one process writes to it, any number can read it."""
 
 from __future__ import annotations
 
@@ -35,33 +35,32 @@ class RunLocked(StoreError):
 
 
 class NotARun(StoreError):
-    """The path that was given holds no run, or something that is none."""
+    """The given path holds no run, or something else than a run."""
 
     exit_code = UserError.exit_code
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one run lives. ``open`` it to write, ``read`` it to look.
+    """The folder of one run. Use ``open`` to write and ``read`` to only read.
 
-    ``keep_commits`` is passed on to the checkpoints.
+    ``keep_commits`` is the ``keep`` of its ``Checkpoints``.
     """
 
     path: Path
     keep_commits: int = 2
     lock: FileLock | None = None
-    """Held by the one that writes."""
+    """Held by the writing process; None for readers."""
     removals: Removals | None = None
-    """Of what that one prunes."""
+    """Removes in the background what the writing process prunes; None for readers."""
 
     @classmethod
     @contextmanager
     def open(cls, path: Path | str, *, create: bool = True, keep_commits: int = 2) -> Iterator[RunFolder]:
-        """Hold the folder for writing until the block ends or the process dies, whichever way it dies.
+        """Lock the folder for writing until the block ends or the process dies, however it dies.
 
-        Raises NotARun when something else is there: a folder is taken when it is empty or was a run's before. Raises
-        RunLocked, naming the holder, when another process (or an open block of this one) holds it. What interrupted
-        writes left behind is removed.
+        Raises NotARun if the path is neither an empty folder nor a run folder. Raises RunLocked, with the holder, if
+        another process (or an open block of this one) holds it. Removes leftovers of interrupted writes.
         """
         path = Path(path)
         if not create and not path.is_dir():
@@ -80,19 +79,19 @@ class RunFolder:
             for part in PARTS:
                 remove_leftovers(path / part, recursive=True)
             yield run
-            if lock.descriptor is not None:  # a forked child has no such thread, and would wait for ever
+            if lock.descriptor is not None:  # a forked child has no such thread, and would wait forever
                 removals.finish()
         finally:
-            if lock.descriptor is not None:  # not in a forked child that leaves the block: the lock is its parent's
+            if lock.descriptor is not None:  # not in a forked child that leaves the block: its parent has the lock
                 try:
                     removals.end()
-                finally:  # also where somebody is tired of waiting
+                finally:  # also after a KeyboardInterrupt during the wait
                     lease.end()
                     lock.release()
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
-        """Look into a folder, also while a run writes to it; nothing can be written."""
+        """Open a folder for reading only, also while a run writes to it."""
         run = cls(Path(path))
         if not (run.team_file.is_file() or run.checkpoints.folder.is_dir()):
             raise NotARun(f"{path} is not a run folder (no team.yaml and no checkpoints in it): check the path")
@@ -103,19 +102,19 @@ class RunFolder:
         return self.path / "team.yaml"
 
     def team_text(self) -> str:
-        """What the stored team file says. Raises NotARun where that is no text."""
+        """The text of the stored team file. Raises NotARun if it is not UTF-8."""
         try:
             return read_whole(self.team_file).decode()
         except UnicodeDecodeError as error:
             raise NotARun(f"{self.team_file} is not UTF-8 text ({error.reason} at byte {error.start})") from error
 
     def holds(self, path: Path) -> bool:
-        """Whether this file or folder, its links followed, lies in the run folder itself."""
+        """Whether this file or folder, with links resolved, is in the run folder."""
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.path))
 
     @property
     def episodes(self) -> Path:
-        """The folder of episode files; ``batch_name`` names them."""
+        """The folder of episode files, which are named by ``batch_name`` and ``probe_name``."""
         return self.path / "episodes"
 
     @cached_property
@@ -139,7 +138,7 @@ class RunFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process seems to write here, for whoever only looks: no lock is taken."""
+        """Whether a process seems to be writing here. For readers: takes no lock."""
         return seems_held(self.path / LOCK)
 
     @property
@@ -147,7 +146,7 @@ class RunFolder:
         """Whether the folder that was locked is still the one at ``path``."""
         if self.lock is None:
             return True
-        if self.lock.descriptor is None:  # of a forked child, which has closed it
+        if self.lock.descriptor is None:  # in a forked child, which has closed it
             return False
         try:
             return os.path.samestat(os.fstat(self.lock.descriptor), os.stat(self.path / LOCK))
@@ -155,7 +154,7 @@ class RunFolder:
             return False
 
     def require_in_place(self) -> None:
-        """A folder that was moved, removed or replaced while a run writes to it would come to lie in two halves."""
+        """Raise StoreError if the folder was moved, removed or replaced, which would split the run over two folders."""
         if not self.in_place:
             raise StoreError(
                 f"the run folder {self.path} was moved, removed or replaced while this run was writing to it, so the "
@@ -163,14 +162,14 @@ class RunFolder:
             )
 
     def write_episodes(self, name: str, batch: RolloutBatch) -> None:
-        """Into the folder of episodes, under this name."""
+        """Write a batch to the episodes folder under this name."""
         self.require_in_place()
         write_episodes(self.episodes / name, batch)
 
 
 def open_own(path: Path) -> BinaryIO:
-    """A plain file of a run folder, opened for reading. Raises OSError where a link or anything else is in its place:
-    who made the folder does not decide which of our files are shown, nor whether we wait for ever."""
+    """Open a regular file of a run folder for reading. Raises OSError for a link or a special file: an untrusted run
+    folder must not make us show other files, or wait forever (a FIFO)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -179,8 +178,8 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def _require_ours(path: Path) -> None:
-    """Nothing is there, or a folder that is empty or has a run's checkpoints; what a first start left is as good as
-    empty. Everything else is somebody's, and a run would write over its team.yaml and mix its files with ours."""
+    """Raise NotARun unless the path is missing, an empty folder, or a folder with a run's checkpoints; a lock file and
+    temporary files do not count. In any other folder a run would overwrite team.yaml and mix its files with others."""
     if path.is_dir():
         with explained(path):
             found = sorted(entry.name for entry in path.iterdir())
@@ -196,7 +195,7 @@ def _require_ours(path: Path) -> None:
 
 
 def _make(path: Path) -> None:
-    """Make the folder if there is none. Where that fails nothing of a run was there before."""
+    """Create the folder if it does not exist. Raises NotARun if that fails, since then no run was there before."""
     in_the_way = next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
     if in_the_way is not None:
         raise NotARun(f"there can be no run folder {path}: {in_the_way} is a file; choose another folder")
@@ -208,13 +207,14 @@ def _make(path: Path) -> None:
 
 
 def _has_checkpoints(path: Path) -> bool:
-    """Also none yet. A folder of that name is common; one with anything else in it is not ours."""
+    """Whether there is a ``checkpoints`` folder of ours, possibly empty. The name is common, so one that holds anything
+    but ``agents``, ``commits`` and hidden files is not ours."""
     folder = path / "checkpoints"
     return folder.is_dir() and all(e.name in ("agents", "commits") or e.name.startswith(".") for e in folder.iterdir())
 
 
 def _lock(file: Path, run: Path) -> FileLock:
-    """The lock of the file, which says who holds it."""
+    """Lock the file. Raises RunLocked, with the holder, if another process holds it."""
     with explained(file):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     lock = FileLock(descriptor)
@@ -228,7 +228,7 @@ def _lock(file: Path, run: Path) -> FileLock:
         raise StoreError(f"cannot lock {file} ({error.strerror}): put the run on a file system with locks") from error
     if ours:
         return lock
-    holder = holder_of(descriptor) or "another process"  # it has the lock and has not yet written its name
+    holder = holder_of(descriptor) or "another process"  # it has the lock but has not written its name yet
     lock.release()
     raise RunLocked(
         f"run folder {run} is in use by {holder}: wait until it ends, stop it (Ctrl-C saves its update), or choose "

@@ -1,7 +1,7 @@
-"""Who holds a file, told by the file itself: for file systems whose locks do not reach other machines.
+"""A lease with heartbeats in the lock file itself, for file systems whose locks do not reach other machines.
 
-The holder writes its name into the file and touches it as long as it lives. Whoever finds the name of another machine
-waits for the next touch: if it comes, the holder lives; if none comes for ``LEASE_S``, it is gone.
+The holder writes its process and host into the file and touches it regularly. A process that finds another host there
+waits for the next touch: if it comes, the holder is alive; if none comes for ``LEASE_S``, the lease has expired.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 import orjson
 
 LEASE_S = 60.0
-"""After so long without a touch its holder is gone."""
+"""Seconds without a touch after which the lease expires."""
 BEAT_S = 10.0
-"""Between two touches."""
+"""Seconds between two touches."""
 LOOK_S = 0.5
-"""Between two looks at somebody else's."""
+"""Seconds between two checks of another host's lease."""
 
 
 class Lease:
-    """The file is ours, and says so until ``end``."""
+    """Marks the file as held by this process until ``end``."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -38,27 +38,26 @@ class Lease:
         while not self._ended.wait(BEAT_S):
             try:
                 os.utime(self._descriptor)
-            except OSError:  # a file system that is away for a moment, or for good: the run itself will say so
+            except OSError:  # the file system is unavailable: if that lasts, the run's own writes fail
                 continue
 
     def end(self) -> None:
-        """Before the file is closed: the number of a closed one is soon another's."""
+        """Call this before the file is closed, since the descriptor's number may be reused."""
         self._ended.set()
         self._thread.join()
         os.ftruncate(self._descriptor, 0)
 
 
 def holder_of(descriptor: int) -> str | None:
-    """Who has written its name into the file: "process 12 on there"; None where nobody has."""
+    """The holder named in the file, as "process 12 on host"; None if there is none."""
     found = _named(descriptor)
     return None if found is None else f"process {found[0]} on {found[1]}"
 
 
 def seems_held(file: Path) -> bool:
-    """Whether somebody seems to hold the file, for whoever only looks: takes no lock, waits for nobody, writes nothing.
+    """Whether a process seems to hold the file. For readers: takes no lock, does not wait, writes nothing.
 
-    A holder of this machine whose process is gone is gone; one of another machine is gone a minute after its last
-    touch, if both clocks agree.
+    A lease expires a minute after its last touch, if the clocks agree; one of this machine also ends with its process.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -76,8 +75,8 @@ def seems_held(file: Path) -> bool:
 
 
 def held_elsewhere(descriptor: int, folder: Path) -> bool:
-    """Whether a process of another machine holds the file. Waits until it shows that it lives, or ``LEASE_S`` since it
-    last did."""
+    """Whether a process of another machine holds the file. Waits for its next touch, at most until ``LEASE_S`` after
+    the last one."""
     named = _named(descriptor)
     if named is None or named[1] == socket.gethostname():
         return False
@@ -100,7 +99,7 @@ def _named(descriptor: int) -> tuple[int, str] | None:
 
 
 def _lives(pid: int) -> bool:
-    if pid <= 0:  # groups of processes, to ``kill``
+    if pid <= 0:  # ``kill`` would take it for a process group
         return False
     try:
         os.kill(pid, 0)
@@ -112,6 +111,6 @@ def _lives(pid: int) -> bool:
 
 
 def _now(folder: Path) -> float:
-    """By the clock that touches are dated with, which may be another machine's."""
+    """The time by the file system's clock, which dates the touches and may be another machine's."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime

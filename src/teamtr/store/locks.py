@@ -1,4 +1,4 @@
-"""Locks on open files: the operating system releases them when their holder dies, however it dies."""
+"""File locks (``flock``), which the operating system releases when their holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from weakref import WeakSet
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EINVAL)
-"""What file systems say that have no locks, or none of this kind."""
+"""Errors of file systems that do not support locks, or not this kind."""
 
 
 class FileLock:
-    """A lock on a file or folder, until it is released, nobody refers to it any more, or the process dies."""
+    """A lock on a file or folder, held until ``release``, garbage collection, or the end of the process."""
 
     def __init__(self, descriptor: int) -> None:
-        """Of an open file, which is closed in the end."""
+        """``descriptor`` is of an open file; ``release`` closes it."""
         self.descriptor: int | None = descriptor
         _held.add(self)
 
     @classmethod
     def take(cls, path: Path, *, shared: bool = False, wait: bool = False) -> FileLock | None:
-        """Lock what is there under this name. None when others hold it and ``wait`` is not asked for, and when nothing
-        that may be read is there, or no longer once the lock was had. Where the file system has no locks, nothing is
-        protected."""
+        """Lock the file or folder at ``path``. Returns None if others hold it and ``wait`` is false, if nothing
+        readable is there, or if it was removed or replaced before it was locked. If the file system has no locks, the
+        returned lock protects nothing."""
         try:
             descriptor = _opened(path, shared)
         except (FileNotFoundError, PermissionError):
@@ -50,7 +50,7 @@ class FileLock:
 
     @property
     def opened(self) -> int:
-        """Of a lock that is held."""
+        """The descriptor of a lock that is held."""
         assert self.descriptor is not None, "released"
         return self.descriptor
 
@@ -63,7 +63,7 @@ class FileLock:
 
 
 def _opened(path: Path, shared: bool) -> int:
-    """For writing, if it may be, where the lock is to be exclusive: network file systems want that."""
+    """Open for writing, if permitted, for an exclusive lock: network file systems require that."""
     if not shared:
         try:
             return os.open(path, os.O_RDWR)
@@ -77,8 +77,8 @@ _held: WeakSet[FileLock] = WeakSet()
 
 
 def _close_inherited() -> None:
-    """A lock belongs to the open file, which a forked child (a worker of a pool) shares. One that outlived its killed
-    parent would keep the lock, so every child closes what it inherited; that does not release the parent's lock."""
+    """Close inherited locks in a forked child. A lock belongs to the open file, which a forked child (a pool worker)
+    shares, so a child that outlives its killed parent would keep the lock. Closing does not release the parent's."""
     for lock in list(_held):
         lock.release()
 

@@ -1,16 +1,16 @@
-"""The append-only log, one JSON object per line, and the JSON dialect that the whole store writes.
+"""The append-only log, one JSON object per line, and the JSON dialect of the whole store.
 
 JSON has no nan, no infinity, no integer beyond 64 bits and no lone surrogate, and a diverging run has all of them.
 Writing null or a string would lose them silently, so each becomes an object with one key that starts with a
-dollar sign, and reading turns it back:
+dollar sign, and reading converts it back:
 
     math.nan -> {"$float": "nan"}        math.inf -> {"$float": "inf"}
     2**100   -> {"$int": "0x1000..."}    "\\udc80" -> {"$str": "<hex of its UTF-8 bytes>"}
 
-A key of the caller's own that starts with a dollar sign is written with one dollar sign more. Numpy scalars and
-arrays are written as numbers and lists; a tuple comes back as a list, and every nan as the one nan.
+A key of the caller that starts with a dollar sign is written with one more dollar sign. Numpy scalars and arrays are
+written as numbers and lists. A tuple is read back as a list, and every nan as the same nan.
 
-Every line of the log ends with a checksum of itself, ``"$crc"``: a disk that exchanges a digit is noticed. Lines of
+Every line of the log ends with its own checksum, ``"$crc"``, which detects a digit changed on disk. Lines written by
 versions before 0.2 have none.
 """
 
@@ -35,12 +35,12 @@ from teamtr.records import AnyRecord, RecordError, decode_record, encode_record,
 from teamtr.store.atomic import StoreError, explained, make_folder, read_whole, sync_folder, write_atomic
 
 MOST_BITS = 1000
-"""Of a whole number: three hundred digits, which every reader takes and a float can hold."""
+"""Maximum size of an integer: three hundred digits, which every reader accepts and a float can represent."""
 _LONGEST_HEX = len("-0x") + MOST_BITS // 4
 
 
 def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
-    """One line of JSON without its newline. ``where`` names the value in the error for what JSON cannot hold."""
+    """One line of JSON without its newline. ``where`` names the value in error messages."""
     try:
         return orjson.dumps(_to_json(value), option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except _Unfit as unfit:
@@ -52,7 +52,7 @@ def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What ``encode`` was given. Raises ValueError when the bytes are not what it wrote."""
+    """The inverse of ``encode``. Raises ValueError for bytes that it cannot have written."""
     value = orjson.loads(data)
     if data.count(b"[") + data.count(b"{") > DEEPEST and is_deeper(value):
         raise ValueError(f"nested deeper than {DEEPEST}")
@@ -68,7 +68,7 @@ def sealed(line: bytes) -> bytes:
 
 
 def unsealed(line: bytes) -> tuple[bytes, bool | None]:
-    """The record without its checksum, and whether it is what was written; None where it has no checksum."""
+    """The record without its checksum, and whether the checksum matches; None if there is none."""
     line = line.rstrip(b"\n")
     if (seal := _SEAL.search(line)) is None:
         return line, None
@@ -78,7 +78,7 @@ def unsealed(line: bytes) -> tuple[bytes, bool | None]:
 
 @dataclass(frozen=True)
 class LogMark:
-    """How far a log goes: its whole records, their bytes, and a hash of them."""
+    """The extent of a log: the number of its complete records, their bytes, and a hash of them."""
 
     records: int
     bytes: int
@@ -94,11 +94,11 @@ class _Line(NamedTuple):
 class Log:
     """``log.jsonl``. A record counts once its line, newline included, is in the file.
 
-    A process killed while it appends leaves a torn last line: reading ignores it, the next append drops it.
+    A process killed while appending leaves an incomplete last line: reading ignores it, the next append removes it.
     """
 
     def __init__(self, path: Path, *, writable: bool = True, guard: Callable[[], None] = lambda: None) -> None:
-        """``guard`` is called before anything is written, and raises where nothing may be."""
+        """``guard`` is called before anything is written, and raises if nothing may be written."""
         self.path = Path(path)
         self._writable = writable
         self._guard = guard
@@ -127,11 +127,12 @@ class Log:
         self._hashed = LogMark(self._hashed.records + 1, self._hashed.bytes + len(line), "")
 
     def read(self) -> list[dict[str, Any]]:
-        """Every whole record, oldest first. A torn line that is not the last is a StoreError with its number."""
+        """Every complete record, oldest first. Raises StoreError, with the line number, if a line before the last is
+        damaged."""
         return [line.record for line in self._lines(self._bytes())]
 
     def truncate_torn(self) -> int:
-        """Drop a torn last line; returns how many bytes went."""
+        """Remove an incomplete last line; returns the number of bytes removed."""
         self._require_writable()
         make_folder(self.path.parent)
         data = self._bytes()
@@ -144,21 +145,21 @@ class Log:
         return len(data) - whole_bytes
 
     def mark(self) -> LogMark:
-        """Of what this process knows to be in the file."""
+        """The mark of what this process has written or read of the file."""
         if not self._tail_is_whole:
             self.truncate_torn()
         return LogMark(self._hashed.records, self._hashed.bytes, self._hash.hexdigest())
 
     def lost(self, mark: LogMark) -> int | None:
-        """How many of the records at this mark are gone; 0 when they are there but others, None when all is there."""
+        """How many records before this mark are missing; 0 if only their content differs, None if all are intact."""
         data = self._bytes()[: mark.bytes]
         if hashlib.sha256(data).hexdigest() == mark.sha256:
             return None
         return max(0, mark.records - data.count(b"\n"))
 
     def altered(self) -> list[int]:
-        """The numbers, from 1, of lines that are not what was written, though they can be read: the checksum is wrong,
-        or gone where lines before it have one."""
+        """The numbers, from 1, of lines that can be read but were changed: their checksum is wrong, or missing after
+        lines that have one."""
         found, checked = [], False
         for number, line in enumerate(self._lines(self._bytes()), start=1):
             checked = checked or line.intact is not None
@@ -167,16 +168,16 @@ class Log:
         return found
 
     def _is_whole(self, data: bytes) -> None:
-        """This is what the file holds now."""
+        """Record ``data`` as the present content of the file."""
         self._tail_is_whole = True
         self._hash = hashlib.sha256(data)
         self._hashed = LogMark(data.count(b"\n"), len(data), "")
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> int:
-        """Cut the log back, atomically, to its longest prefix of records that satisfy ``keep``.
+        """Truncate the log, atomically, to its longest prefix of records that satisfy ``keep``.
 
-        Returns how many records went. On resume this drops what was logged after the last committed update; the
-        lines that stay keep their bytes.
+        Returns how many records were removed. On resume this drops what was logged after the last committed update. The
+        remaining lines are unchanged, byte for byte.
         """
         self._require_writable()
         data = self._bytes()
@@ -205,7 +206,7 @@ class Log:
                 if not isinstance(record, dict):
                     raise ValueError("not a JSON object")
             except ValueError as error:
-                if end == len(data):  # after a power cut the last line may be whole in length and empty in content
+                if end == len(data):  # after a power cut the last line may have its length but not its content
                     break
                 raise StoreError(
                     f"{self.path}, line {len(found) + 1} is damaged ({error}): restore the file from a copy, or "
@@ -222,7 +223,7 @@ class Log:
 
 
 class RunLog(Log):
-    """A log of typed records: the one writer and the one reader of what a run must understand to go on."""
+    """A log of typed records: the only writer and reader of the records that a run resumes from."""
 
     def write(self, record: AnyRecord) -> dict[str, Any]:
         """Add one record; on return it is on the disk. Returns what was written."""
@@ -231,7 +232,7 @@ class RunLog(Log):
         return written
 
     def records(self) -> list[AnyRecord]:
-        """Every whole record, oldest first. One that does not have the form of its kind is a StoreError."""
+        """Every complete record, oldest first. Raises StoreError if one does not have the form of its kind."""
         found: list[AnyRecord] = []
         for record in self.read():
             try:
@@ -244,7 +245,7 @@ class RunLog(Log):
         return found
 
     def require_known(self) -> None:
-        """Raise NewerLog, by name, when the log is of a newer version or holds a kind that nobody here knows."""
+        """Raise NewerLog if the log is of a newer version or has a record of an unknown kind, which is named."""
         require_known(self.read(), self.path)
 
 
@@ -253,7 +254,8 @@ def _end(lines: list[_Line]) -> int:
 
 
 class _Unfit(Exception):
-    """A value that JSON cannot hold. ``path`` leads to it: made on the way out, since nearly every value is fit."""
+    """A value that JSON cannot represent. ``path`` locates it, and is built only while the exception propagates, since
+    nearly every value is fine."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -270,28 +272,28 @@ _USUAL: Mapping[type, Callable[[Any], bool]] = {
     int: range(-(2**63), 2**64).__contains__,
     bool: {True, False}.__contains__,
     type(None): {None}.__contains__,
-    list: not_,  # an empty one
+    list: not_,  # an empty list
     dict: not_,
 }
-"""What is written as it is, where this holds of it; asked in C."""
+"""By type, which values are written unchanged; the predicates run in C."""
 
 
 def _to_json(value: Any, depth: int = 1) -> Any:
-    """The usual types come first, by themselves: a batch of episodes has a hundred thousand values."""
+    """Checks the common types first, inline, for speed: a batch of episodes has a hundred thousand values."""
     if depth >= DEEPEST:
         raise _Unfit(f" is nested deeper than {DEEPEST - 1}: store less deeply nested values")
     kind = type(value)
     usual = _USUAL.get(kind)
     if usual is not None and usual(value):
         return value
-    if kind is np.ndarray:  # before it is asked whether it is a mapping, which takes longer than the rest
+    if kind is np.ndarray:  # before the check for a mapping, which takes longer than the rest
         return _unusual_to_json(value, depth)
     if kind is dict or isinstance(value, Mapping):
         made = {}
         for key, item in value.items():
             name = key if type(key) is str and key.isascii() and key[:1] != "$" else _to_key(key)
             usual = _USUAL.get(type(item))
-            if usual is not None and depth < DEEPEST - 1 and usual(item):  # without a call of our own: most are
+            if usual is not None and depth < DEEPEST - 1 and usual(item):  # no recursive call for most values
                 made[name] = item
                 continue
             try:
@@ -319,7 +321,7 @@ def _unusual_to_json(value: Any, depth: int) -> Any:
         if value.dtype.kind != "f":
             return value.tolist()
         items = value.astype(np.float64).tolist()
-        plain = value.ndim == 1 and math.isfinite(sum(items))  # most have a few tokens: asked in C, it is faster
+        plain = value.ndim == 1 and math.isfinite(sum(items))  # faster in C for the usual few tokens
         return items if plain or np.isfinite(value).all() else _to_json(items, depth)
     if isinstance(value, np.bool_):
         return bool(value)

@@ -1,7 +1,7 @@
-"""Folders that nobody finds any more are removed in a thread of their own: a file system may take longer to free a few
-files than to write them, and nothing waits for it.
+"""Removes folders in a background thread: a file system may take longer to free a few files than to write them.
 
-A folder is out of the way before it comes here (``atomic.set_aside``): a process that dies meanwhile leaves a leftover.
+A folder is renamed before it comes here (``atomic.set_aside``), so a process that dies meanwhile leaves a leftover that
+readers ignore.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from teamtr.store.atomic import explained
 
 
 class Removals:
-    """One after the other, in the order in which they were begun."""
+    """Removes folders one after the other, in the order in which they were submitted."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="removing")
@@ -25,12 +25,12 @@ class Removals:
         self._begun.append((folder, self._thread.submit(shutil.rmtree, folder)))
 
     def finish(self) -> None:
-        """Wait until all are gone. Raises StoreError where one could not be removed."""
+        """Wait until all are removed. Raises StoreError if one could not be removed."""
         while self._begun:
             folder, removed = self._begun.popleft()
             with explained(folder):
                 removed.result()
 
     def end(self) -> None:
-        """Wait, and raise nothing: what could not be removed is a leftover."""
+        """Wait, without raising: what could not be removed is a leftover."""
         self._thread.shutdown()

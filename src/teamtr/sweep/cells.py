@@ -1,4 +1,4 @@
-"""Trains teams, each in a process of its own: what is finished stays, and what fails stops nobody."""
+"""Trains teams, each in its own process: finished runs are kept, and a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from teamtr.swap import Request, swap
 
 @dataclass(frozen=True)
 class Swapped:
-    """What a team goes on with: the run that it was trained in, and where the newcomer comes from, a run or a model."""
+    """The starting point of a team with a swapped agent: the run of the base team, and a run or a model for the
+    newcomer."""
 
     base: Path
     newcomer: Path | str
@@ -36,8 +37,8 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Cell:
-    """One team of one seed, and the folder of its run. ``team_file`` is None where the run goes on after a swap; with
-    a ``method`` it is not trained."""
+    """One team with one seed, and its run folder. ``team_file`` is None if the run continues after a swap; with a
+    ``method`` the team is not trained."""
 
     variant: str
     seed: int
@@ -48,13 +49,13 @@ class Cell:
 
     @property
     def answers(self) -> Path:
-        """What a method came to."""
+        """The file with the results of a method."""
         return self.folder / "answers.json"
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A team that could not be trained, and why."""
+    """A cell that failed, and why."""
 
     cell: Cell
     why: str
@@ -67,8 +68,8 @@ class Failed:
 def make_cells(
     cells: Sequence[Cell], workers: int, tell: Callable[[Cell, str | None], None] = lambda cell, why: None
 ) -> list[Failed]:
-    """Train those that are not done, or go on with them; ``tell`` is called when one has ended, with the reason if it
-    failed."""
+    """Train or resume the cells that are not done; returns those that failed. ``tell`` is called when one has ended,
+    with the reason if it failed."""
     failed = []
     for part in ([c for c in cells if c.swapped is None], [c for c in cells if c.swapped is not None]):
         left = [cell for cell in part if not is_done(cell)]
@@ -82,7 +83,7 @@ def make_cells(
 
 
 def _trained(cell: Cell, sharing: int) -> str | None:
-    """Why it failed; None when it is trained to its end. ``sharing``: as many share a card."""
+    """Train one cell to its end; returns why it failed, or None. ``sharing`` processes share a card."""
     share_cards(sharing)
     try:
         if cell.method is not None:
@@ -101,7 +102,7 @@ def _trained(cell: Cell, sharing: int) -> str | None:
 
 
 def _answer(cell: Cell, name: str) -> None:
-    """Evaluate the untrained models by a method; what was played before is read."""
+    """Evaluate the untrained models with a method; what was already played is read from disk."""
     assert cell.team_file is not None
     session = build(cell.team_file)
     (method,) = make_methods([name], {})
@@ -112,14 +113,14 @@ def _answer(cell: Cell, name: str) -> None:
 
 
 def _after_swap(cell: Cell) -> TeamFile:
-    """The team of the base run with another agent: makes the swap, unless it is made."""
+    """The team of the base run with another agent; makes the swap unless that is already done."""
     swapped = cell.swapped
     assert swapped is not None
     made = cell.folder / "team.yaml"
     if not made.exists():
         request = swapped.request
         if isinstance(swapped.newcomer, Path):
-            model = cell.folder.with_name(f"{cell.folder.name}-newcomer")  # its own: others are made beside it
+            model = cell.folder.with_name(f"{cell.folder.name}-newcomer")  # one per cell: others are made concurrently
             if not model.exists():
                 export(swapped.newcomer, model, agent=request.agent)
             request = replace(request, model=str(model))
@@ -129,13 +130,13 @@ def _after_swap(cell: Cell) -> TeamFile:
 
 
 def _is_evaluated(run: Run) -> bool:
-    """Whether its last evaluation, if it has any, came after its last stage: a run may end between the two."""
+    """Whether the last evaluation, if there is any, came after the last stage: a run may end between the two."""
     evals = run.data["evals"]
     return run.data["run"]["stopped_early"] or not evals or evals[-1]["stage"] >= run.data["run"]["stages"]
 
 
 def is_done(cell: Cell) -> bool:
-    """Whether its folder holds this very run, trained to its end on any machine, or all answers."""
+    """Whether the cell's folder holds this same run, finished on any machine, or all answers of its method."""
     if cell.method is not None:
         assert cell.team_file is not None
         return cell.answers.exists() and json.loads(cell.answers.read_text())["team_file"] == dump(cell.team_file)

@@ -1,4 +1,4 @@
-"""Numbers of a finished run, by the paper's definitions, from the summary that its report shows."""
+"""Measures of a finished run, as the paper defines them, from the summary that its report shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from teamtr.analysis.figures import Run
 
 Measure = Callable[[Run], float | None]
-"""A number of a finished run; None where its log does not hold it."""
+"""A number of a finished run; None if its log does not have it."""
 
 FLIPS = "near_flip_rate"
 ACCURACY, TOKENS, SECONDS = "accuracy, %", "tokens per answer", "seconds per answer"
@@ -19,11 +19,11 @@ ANSWERED: dict[str, Callable[[Mapping[str, Any]], float]] = {
     TOKENS: lambda answers: float(answers["tokens_per_answer"]),
     SECONDS: lambda answers: float(answers["seconds_per_answer"] or 0.0),
 }
-"""Columns of teams that are not trained, from what answering by a method came to."""
+"""Columns of teams that are not trained, from the recorded results of a method."""
 
 
 def success(run: Run) -> float | None:
-    """Held-out success at the end, in percent; exact where the task knows it and nothing was evaluated."""
+    """Held-out success at the end, in percent; without evaluations, the exact success if the task has it."""
     if run.data["evals"]:
         return 100.0 * float(run.data["evals"][-1]["success"])
     exact = [row["exact_success"] for row in run.updates if row["exact_success"]]
@@ -35,30 +35,31 @@ def success_before(run: Run) -> float | None:
 
 
 def best(run: Run) -> float | None:
-    """Held-out success of the best checkpoint, in percent: chosen by the same problems, and optimistic by that."""
+    """Held-out success of the best checkpoint, in percent; optimistic, since the same problems selected it."""
     found = run.data["run"]["best"]
     return None if found is None else 100.0 * float(found["success"])
 
 
 def tokens_per_answer(run: Run) -> float | None:
-    """Sampled in evaluations, by all agents together."""
+    """Tokens per answer in evaluations, sampled by all agents together."""
     answers = sum(row["problems"] * row["samples"] for row in run.data["evals"])
     return float(run.data["cost"]["eval_tokens"]) / answers if answers else None
 
 
 def seconds_per_answer(run: Run) -> float | None:
-    """In evaluations, with all that ran beside them."""
+    """Wall-clock seconds per answer in evaluations, affected by whatever else ran at the same time."""
     answers = sum(row["problems"] * row["samples"] for row in run.data["evals"])
     return float(run.data["cost"]["eval_seconds"]) / answers if answers else None
 
 
 def millions_sampled(run: Run) -> float | None:
-    """Tokens of all messages of rollouts for training."""
+    """Millions of tokens of all messages of training rollouts."""
     return float(run.data["cost"]["sampled_tokens"]) / 1e6 if run.data["cost"]["sampled_tokens"] else None
 
 
 def seconds_to_train(run: Run) -> float | None:
-    """From the first record to the last without evaluations, with all that ran beside it."""
+    """Wall-clock seconds from the first record to the last, without evaluations, affected by whatever else ran at the
+    same time."""
     total = run.data["run"]["seconds"]
     return None if total is None else float(total) - float(run.data["cost"]["eval_seconds"] or 0.0)
 
@@ -68,7 +69,7 @@ def before_swap(run: Run) -> float | None:
 
 
 def shock(run: Run) -> float | None:
-    """Success lost by the replacement of an agent, in points."""
+    """Success lost by replacing an agent, in points."""
     found = run.data["swaps"][0]["shock"] if run.data["swaps"] else None
     return None if found is None else 100.0 * float(found)
 
@@ -85,18 +86,18 @@ def stale_gap(run: Run) -> float | None:
 
 
 def stability(run: Run) -> float | None:
-    """Deviation of what success gains from stage to stage, in points."""
+    """Standard deviation of the gains in success from stage to stage, in points."""
     deviation = run.data["stability"]["deviation"]
     return None if deviation is None else 100.0 * float(deviation)
 
 
 def coordination(run: Run) -> float | None:
-    """Episodes in which everybody who states an answer states the right one, in percent, at the end."""
+    """Share of episodes in which every agent that states an answer states the right one, in percent, at the end."""
     return 100.0 * float(run.data["coordination"][-1]["consensus"]) if run.data["coordination"] else None
 
 
 def drift(run: Run) -> float | None:
-    """D_occ at the last probed stage: the total variation of conversations, summed over its updates."""
+    """D_occ at the last probed stage: the total variation of conversations, summed over the stage's updates."""
     probes = [probe for probe in run.probes if "total_variation" in probe["weights"]]
     last = max((probe["stage"] for probe in probes), default=None)
     found = [probe["weights"]["total_variation"] for probe in probes if probe["stage"] == last]
@@ -104,7 +105,7 @@ def drift(run: Run) -> float | None:
 
 
 def millions_of_tokens(run: Run) -> float | None:
-    """Prompts and messages of all rollouts for training, as the paper counts."""
+    """Millions of tokens of prompts and messages of all training rollouts, as the paper counts them."""
     by_agent = run.data["cost"]["tokens"].values()
     total = sum(tokens.get("prompt", 0.0) + tokens.get("sampled", 0.0) for tokens in by_agent)
     return total / 1e6 if total else None
@@ -120,18 +121,18 @@ def seconds_of_an_update(run: Run) -> float | None:
 
 
 def kept(run: Run) -> float | None:
-    """Updates that were kept, in percent."""
+    """Share of updates that were kept, in percent."""
     return 100.0 * len(run.kept) / len(run.updates) if run.updates else None
 
 
 def outside(run: Run) -> float | None:
-    """Updates that were kept and whose exact KL is beyond the radius, in percent."""
+    """Share of the kept updates whose exact KL exceeds the radius, in percent."""
     kept = [row for row in run.kept if row["kl_full"] is not None and row["radius"] is not None]
     return 100.0 * float(np.mean([row["kl_full"] > row["radius"] for row in kept])) if kept else None
 
 
 def kl_quantile(share: float) -> Measure:
-    """Of the KL of kept updates, in radii."""
+    """A quantile of the KL of kept updates, in radii."""
 
     def measure(run: Run) -> float | None:
         kept = [row["kl_full"] / row["radius"] for row in run.kept if row["kl_full"] is not None and row["radius"]]
@@ -141,7 +142,7 @@ def kl_quantile(share: float) -> Measure:
 
 
 def regressions(run: Run) -> float | None:
-    """Evaluations that came out below the one before, in percent."""
+    """Share of evaluations with less success than the one before, in percent."""
     found = [row["success"] for row in run.data["evals"]]
     return 100.0 * float(np.mean(np.diff(found) < 0.0)) if len(found) > 1 else None
 
@@ -163,7 +164,7 @@ def zeta(name: str, statistic: str) -> Measure:
 
 
 def subsample(share: float, key: str) -> Measure:
-    """Of the KL monitor with this share of the positions."""
+    """A statistic of the KL monitor with this share of the positions."""
 
     def measure(run: Run) -> float | None:
         rows = [row for row in run.data["kl_subsamples"] or () if abs(row["share"] - share) < 1e-9]
@@ -174,7 +175,8 @@ def subsample(share: float, key: str) -> Measure:
 
 
 def weights(step: int, key: str, scale: float = 1.0) -> Measure:
-    """Of the trajectory weights before the ``step``-th update of a stage (from 1): mean over the probed stages."""
+    """A statistic of the trajectory weights before the ``step``-th update of a stage (from 1), averaged over the probed
+    stages."""
 
     def measure(run: Run) -> float | None:
         found = [p["weights"][key] for p in run.probes if p["step"] == step - 1 and key in p["weights"]]
@@ -184,7 +186,7 @@ def weights(step: int, key: str, scale: float = 1.0) -> Measure:
 
 
 def gap_at(step: int) -> Measure:
-    """|surrogate on stale less that on fresh rollouts| of the ``step``-th update of a stage: mean over stages."""
+    """|surrogate on stale rollouts - that on fresh ones| of the ``step``-th update of a stage, averaged over stages."""
 
     def measure(run: Run) -> float | None:
         found = [abs(p["gap"]["estimate"]) for p in run.probes if p["step"] == step - 1 and p["gap"] is not None]
@@ -204,7 +206,7 @@ def moved(ranks: slice) -> Measure:
 
 
 def flipped(run: Run) -> float | None:
-    """Positions whose most likely token changed, in percent."""
+    """Share of positions whose most likely token changed, in percent."""
     found = [p["shift"]["flipped"] for p in run.probes if p["shift"]]
     return 100.0 * float(np.mean(found)) if found else None
 

@@ -1,4 +1,4 @@
-"""Accuracy problem by problem: how sure a line of a table is, and how far it is from another."""
+"""Accuracy by problem: intervals for a line of a table, and for its difference from another line."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Shares = Mapping[str, float]
 
 
 def at_the_end(run: Run) -> Shares:
-    """Of the last evaluation of a run; empty where nothing was evaluated."""
+    """The shares of the last evaluation of a run; empty if nothing was evaluated."""
     evals = [record for record in run.reading.records if record.get("kind") == "eval"]
     return success_by_problem(evals[-1]) if evals else {}
 
 
 def of_answers(answers: Mapping[str, Any]) -> Shares:
-    """Of what answering by a method came to."""
+    """The shares in the recorded results of a method."""
     return success_by_problem(answers["seeds"][0])
 
 
 def interval(seeds: Sequence[Shares]) -> Interval | None:
-    """At 95 %, over problems; each counts with its mean over seeds. Where seeds hold out other problems, those that
-    some share are resampled together."""
+    """A 95 % interval over problems; each counts with its mean over seeds. If seeds hold out different problems, a
+    problem that several seeds share is resampled for all of them together."""
     if not all(seeds) or not seeds:
         return None
     problems = _common(seeds)
@@ -41,13 +41,14 @@ def interval(seeds: Sequence[Shares]) -> Interval | None:
 
 
 def difference(seeds: Sequence[Shares], others: Sequence[Shares]) -> MeanInterval | None:
-    """Of the first less the others, paired by problem."""
+    """The mean difference, the first minus the others, paired by problem."""
     problems = _common([*seeds, *others]) if seeds and others else []
     return paired_difference(_means(seeds, problems), _means(others, problems), rng=_rng()) if problems else None
 
 
 def difference_by_seed(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> MeanInterval | None:
-    """Of the first less the others, paired by seed and problem: a seed may hold out problems of its own."""
+    """The mean difference, the first minus the others, paired by seed and problem: seeds may hold out different
+    problems."""
     apart = [
         {problem: value - others[seed][problem] for problem, value in shares.items() if problem in others[seed]}
         for seed, shares in own.items()
@@ -60,8 +61,8 @@ def difference_by_seed(own: Mapping[int, Shares], others: Mapping[int, Shares]) 
 
 
 def _clustered(seeds: Sequence[Shares], *, least: float) -> Interval:
-    """Of the mean over seeds of each one's mean, resampling problems: one that several seeds have comes and goes in all
-    of them. Values lie between ``least`` and 1."""
+    """A bootstrap interval of the mean over seeds of each seed's mean. Problems are resampled, and one that several
+    seeds share is drawn for all of them together. Values lie between ``least`` and 1."""
     problems = sorted(set().union(*seeds))
     values = {value for seed in seeds for value in seed.values()}
     if len(values) == 1:
@@ -71,7 +72,7 @@ def _clustered(seeds: Sequence[Shares], *, least: float) -> Interval:
     times_DP = _rng().multinomial(len(problems), np.full(len(problems), 1 / len(problems)), size=DRAWS)
     count_DS = times_DP @ there_SP.T
     mean_DS = np.divide(times_DP @ value_SP.T, count_DS, out=np.full(count_DS.shape, np.nan), where=count_DS > 0)
-    means_D = np.nanmean(mean_DS, axis=1)  # every draw has some problem of some seed
+    means_D = np.nanmean(mean_DS, axis=1)  # every draw has a problem of at least one seed
     return Interval(*(float(end) for end in np.quantile(means_D, (0.025, 0.975))))
 
 

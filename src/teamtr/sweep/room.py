@@ -1,4 +1,4 @@
-"""How many runs of a team fit beside each other on this machine."""
+"""How many runs of a team fit on this machine at the same time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from teamtr.session.models import device_of
 from teamtr.session.processes import usable_cores
 
 PROCESS_BYTES = int(0.7 * GB)
-"""Of a process that has imported torch and holds no model yet."""
+"""Memory of a process that has imported torch and holds no model yet."""
 SHARED_OUT = 0.95
-"""Of what is free."""
+"""Share of the free memory that is used."""
 ANY_CARD = "H200"
-"""What a run needs at least depends on its models and its batch: any card of the table tells it."""
+"""The least memory of a run depends on its models and its batch only, so any card of the table gives it."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """So many runs, and why not more."""
+    """How many runs fit, and why not more."""
 
     workers: int
     why: str
 
 
 def room(team_file: TeamFile, runs: int) -> Room:
-    """By the cores and the memory that are free now, and by what a run needs by ``session.forecast``."""
+    """From the cores and memory that are free now, and the memory that a run needs by ``session.forecast``."""
     if team_file.cluster.engine != "local" or team_file.sampling.engine == "vllm":
         return Room(1, "a run has several processes of its own")
     on_card = device_of(team_file).type == "cuda"
@@ -53,7 +53,7 @@ def _needed(team_file: TeamFile, on_card: bool) -> int:
 
 
 def fitting(runs: int, need: int, free: int | None, cores: int | None) -> Room:
-    """So many runs of ``need`` bytes each; ``free`` and ``cores`` are None where nobody counts them."""
+    """How many runs of ``need`` bytes each fit; ``free`` and ``cores`` are None if they set no limit."""
     workers, why = runs, f"all {runs} fit"
     if cores is not None and cores < workers:
         workers, why = cores, f"{cores} usable cores, one for each"

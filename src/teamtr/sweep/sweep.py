@@ -1,4 +1,4 @@
-"""Variants of a team file, each trained with several seeds: which runs, and their table."""
+"""A sweep: variants of a team file, each trained with several seeds, and the table of their runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sweep:
     command: str
 
     def cells(self) -> list[Cell]:
-        """All seeds of the first variant, then of the next."""
+        """The runs to train: all seeds of the first variant, then of the next."""
         if RunFolder(self.out).checkpoints.numbers():
             raise UserError(
                 f"{self.out} holds one run, and several would be trained in it: choose another folder with --out"
@@ -54,7 +54,7 @@ class Sweep:
             yield Cell(variant.name, seed, self.out / folder, own)
 
     def table(self, cells: Sequence[Cell], failed: Sequence[Failed]) -> Table:
-        """Of the runs that are finished; the others are named with the reason."""
+        """The table of the finished runs; the others are listed, with the reason if they failed."""
         done = [cell for cell in cells if is_done(cell)]
         read = read_runs([cell.folder for cell in done]) if done else []
         runs: dict[str, dict[int, Run]] = {variant.name: {} for variant in self.variants}

@@ -1,4 +1,4 @@
-"""A table of trained teams: means over seeds with deviations and intervals, as Markdown, CSV and a page."""
+"""A table of trained teams: means over seeds with deviations and intervals, as Markdown, CSV and HTML."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from teamtr.text import visible
 
 @dataclass(frozen=True)
 class Value:
-    """Of the seeds that have it: their mean, their standard deviation where there are several, and for accuracies an
+    """A number over the seeds that have it: mean, standard deviation if there are several seeds, and for accuracies an
     interval."""
 
     mean: float
     deviation: float | None
     seeds: int
     interval: tuple[float, float] | None = None
-    """At 95 %, over problems."""
+    """95 % interval over problems."""
 
     def text(self) -> str:
         size = abs(self.mean)
@@ -50,8 +50,8 @@ class FoundLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """``about`` says what its numbers are, ``command`` what made it; ``failed`` are teams that are missing in it, with
-    the reason."""
+    """A table, its notes and its figures. ``about`` says what the numbers are, ``command`` what made them; ``failed``
+    lists teams that are missing, with the reason."""
 
     title: str
     about: str
@@ -68,7 +68,7 @@ class Table:
 
 
 def value_of(numbers: Sequence[float], sure: Interval | None = None) -> Value | None:
-    """Of one number for each seed; ``sure`` is the interval of shares."""
+    """The value of one number per seed; ``sure`` is the interval, as shares."""
     if not numbers:
         return None
     deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
@@ -76,12 +76,12 @@ def value_of(numbers: Sequence[float], sure: Interval | None = None) -> Value | 
 
 
 def points_above(apart: MeanInterval | None, seeds: int) -> Value | None:
-    """How far accuracy is above that of others; None where they share no problem."""
+    """How many points an accuracy is above another; None if they share no problem."""
     return None if apart is None else Value(100.0 * apart.value, None, seeds, _points(apart.interval))
 
 
 def drawn(runs: Sequence[Run], names: Sequence[str], out: Path) -> tuple[tuple[str, ...], list[str]]:
-    """The figures that could be drawn, and a note for each that could not."""
+    """Draw figures; returns the names of those drawn, and a note for each that could not be."""
     if not (runs and names):
         return (), []
     gallery = hang(runs, out / "figures", names)
@@ -93,11 +93,11 @@ def _points(interval: Interval) -> tuple[float, float]:
     return 100.0 * interval.low, 100.0 * interval.high
 
 
-# -- forms -----------------------------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------------------------
 
 
 def rows(found: Table) -> list[list[str]]:
-    """A header, and a row for each line: ours, and the paper's beside it where it has one."""
+    """A header, and a row for each line: our numbers, with the paper's next to them if it has any."""
     printed = [column for column in found.columns if any(column in line.paper for line in found.lines)]
     header = ["", *(name for column in found.columns for name in _heads(column, column in printed))]
     body, part = [], ""
@@ -135,7 +135,8 @@ def markdown(found: Table) -> str:
 
 
 def comma_separated(found: Table) -> str:
-    """A row for every number: line, column, mean, deviation, seeds, interval, and what the paper prints."""
+    """The table as CSV, a row per number: part, line, column, mean, deviation, seeds, interval, and the paper's
+    number."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["part", "line", "column", "mean", "deviation", "seeds", "low", "high", "paper"])
@@ -166,7 +167,7 @@ def page(found: Table) -> str:
 
 
 def write(found: Table, out: Path) -> None:
-    """``table.md``, ``table.csv``, ``index.html`` and ``result.json``."""
+    """Write ``table.md``, ``table.csv``, ``index.html`` and ``result.json``."""
     write_atomic(out / "table.md", markdown(found).encode())
     write_atomic(out / "table.csv", comma_separated(found).encode())
     write_atomic(out / "index.html", page(found).encode())

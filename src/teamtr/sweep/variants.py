@@ -1,4 +1,4 @@
-"""The team files that a sweep trains: every combination of the values given for some keys."""
+"""The team files of a sweep: every combination of the values given for some keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teamtr.config import Setting, TeamFile, load_team_file, several
 from teamtr.errors import UserError
 
 LONGEST = 100
-"""Characters of a folder's name before the seed."""
+"""Maximum number of characters of a folder's name before the seed."""
 NOT_SWEPT = {
     "seed": "seeds are repeats and not settings: `--seeds 3` trains with three, from `seed` on",
     "seeds": "seeds are repeats and not settings: `--seeds 3` trains with three",
@@ -23,7 +23,7 @@ NOT_SWEPT = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A team file as it is trained, but for the seed. ``settings`` are the swept ones; none of a team file alone."""
+    """A team file to train, except for its seed. ``settings`` are the swept ones; empty for a single team file."""
 
     team_file: TeamFile
     settings: tuple[Setting, ...] = ()
@@ -34,7 +34,8 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        """Names its settings and nothing else of the sweep: with a value more, what was trained is found again."""
+        """Prefix of the run folders. It depends on this variant's settings only, so that finished runs are found again
+        when a value is added to the sweep."""
         if not self.settings:
             return ""
         name = quote(",".join(setting.name for setting in self.settings), safe="=.,_+-")
@@ -44,7 +45,8 @@ class Variant:
 
 
 def variants_of(file: Path, words: Sequence[str]) -> tuple[Variant, ...]:
-    """The product of all values given. Every team file is read: a mistake is told before anything is trained."""
+    """The product of all given values. Every team file is loaded, so that mistakes are reported before anything is
+    trained."""
     given = [several(word) for word in words]
     for k, one in enumerate(given):
         if one.key in NOT_SWEPT and len(one.values) > 1:

@@ -1,7 +1,7 @@
-"""Trackers: tensorboard, wandb, mlflow and trackio follow a run's records, and nothing they do can hurt it.
+"""Experiment trackers (tensorboard, wandb, mlflow, trackio), which follow a run's records and cannot disturb the run.
 
-Each has a thread of its own and a bounded queue. A tracker that is missing, fails, hangs or is slow is told of once,
-counted, and in the end switched off; the log in the run folder holds everything whatever they do.
+Each has its own thread and a bounded queue. A tracker that is missing, fails, hangs or is slow is reported once,
+counted, and in the end switched off. The log in the run folder is complete in any case.
 """
 
 from teamtr.trackers.following import follow

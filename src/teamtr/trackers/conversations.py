@@ -1,4 +1,4 @@
-"""A few conversations of a stage as a table that every tracker can show."""
+"""A few conversations of a stage, as a table that every tracker can show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teamtr.text import in_markdown, visible
 
 COLUMNS = ("stage", "question", "conversation", "answer", "verdict", "reward")
 LONGEST = 4000
-"""Characters of a cell."""
+"""Maximum number of characters of a cell."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Table:
 
 
 def conversations_of(run: Path, stage: int, most: int) -> Table:
-    """Of the stage's last stored batch: the first episodes of its first problems, then their second ones, and so on.
-    Raises what reading the file raises; a stage without a stored batch has no rows."""
+    """At most ``most`` conversations of the stage's last stored batch: the first episode of each problem, then the
+    second ones, and so on. Raises what reading the file raises; a stage without a stored batch has no rows."""
     form = re.compile(rf"stage-0*{stage}-step-\d+\.jsonl\.gz")
     folder = run / "episodes"
     files = sorted(file for file in folder.iterdir() if form.fullmatch(file.name) and not file.is_symlink())
@@ -36,7 +36,7 @@ def conversations_of(run: Path, stage: int, most: int) -> Table:
 
 
 def _chosen(batch: RolloutBatch) -> list[int]:
-    """Places of episodes, so that few of them show many problems."""
+    """Indices of episodes, in an order in which the first few cover many problems."""
     group = batch.group_size
     return sorted(range(len(batch.episodes)), key=lambda place: (place % group, place // group))
 
@@ -60,7 +60,7 @@ def _cell(text: str) -> str:
 
 
 def in_markdown_table(table: Table) -> str:
-    """As Markdown, in which no text can be read as anything but text."""
+    """The table as Markdown, with all cells escaped."""
     lines = [" | ".join(table.columns), " | ".join("---" for _ in table.columns)]
     lines += [" | ".join(in_markdown(str(value)) for value in row) for row in table.rows]
     return "".join(f"| {line} |\n" for line in lines)

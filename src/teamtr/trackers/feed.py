@@ -1,8 +1,8 @@
-"""One tracker in a thread of its own: whoever hands it numbers never waits and never hears an exception.
+"""Feeds one tracker from a thread of its own: the caller never waits and never gets an exception.
 
-What a tracker holds is at any time a beginning of the log, each record once and in order (wandb takes no step twice and
-none out of order): a record that failed is tried again before the next one, and once something had to be left out, so
-is everything after it. Hence one number per kind says what a resumed run has to send.
+What a tracker holds is always a prefix of the log, each record once and in order (wandb takes no step twice and none
+out of order): a record that failed is retried before the next one, and once a record had to be dropped, so is
+everything after it. Hence one number per kind determines what a resumed run has to send.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True)
 class State:
-    """What is kept in the run folder, so that a resumed run goes on where the tracker stands.
+    """A tracker's state in the run folder, so that a resumed run continues where the tracker stopped.
 
-    ``delivered`` holds the number of the last record of each kind that the tracker took; it has all before it.
-    ``failures`` and ``dropped`` (records that it was not given) are counts of one command.
+    ``delivered`` holds the number of the last record of each kind that the tracker accepted; it has all before it.
+    ``failures`` and ``dropped`` (records that were not sent to it) are counts of one command.
     """
 
     id: str | None = None
@@ -42,12 +42,12 @@ class State:
 
     @classmethod
     def read(cls, path: Path) -> State:
-        """As stored; a fresh one when there is none that can be read."""
+        """The stored state; a new one if there is none that can be read."""
         try:
             found = json.loads(path.read_bytes())
             delivered = {str(kind): int(number) for kind, number in found["delivered"].items()}
             return cls(None if found["id"] is None else str(found["id"]), delivered)
-        except Exception:  # whatever stands there instead of what was written
+        except Exception:  # the file may hold anything
             return cls()
 
     def wants(self, point: Point) -> bool:
@@ -55,7 +55,7 @@ class State:
 
 
 class Feed:
-    """Feeds one sink. ``news`` holds, for a person, what went wrong since it was last looked at."""
+    """Feeds one sink. ``news`` holds messages for the user about problems since it was last read."""
 
     def __init__(self, name: str, sink: Sink, run: Tracked, state: State, backlog: Sequence[Point]) -> None:
         self.name = name
@@ -73,11 +73,11 @@ class Feed:
         self._told_unread = False
         self._abandoned = False
         self._lock = threading.Lock()
-        # A daemon: a tracker that hangs must not keep the process from ending.
+        # A daemon thread, because a tracker that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the machine has no thread to spare
+        except RuntimeError as error:  # no thread can be started
             self._failed(Unusable(str(error)))
 
     @property
@@ -85,7 +85,8 @@ class Feed:
         return self._run.folder / f"{self.name}.json"
 
     def put(self, point: Point) -> None:
-        """Hand over without waiting; what does not fit, and all that comes after it, is dropped and counted."""
+        """Queue a record without waiting. If the queue is full, the record and all later ones are dropped and
+        counted."""
         if not (self._full or self._off) and self._waiting.qsize() >= MOST_WAITING:
             self._full = True
             self.news.put(
@@ -97,11 +98,11 @@ class Feed:
             self._waiting.put(point)
 
     def end(self) -> None:
-        """Ask it to deliver what it holds and to close; does not wait."""
+        """Request that queued records are delivered and the tracker is closed; does not wait."""
         self._waiting.put(None)
 
     def join(self, deadline: float) -> None:
-        """Wait until it is closed, at the longest until ``deadline`` (of ``time.monotonic``)."""
+        """Wait until the tracker is closed, at most until ``deadline`` (of ``time.monotonic``)."""
         if self._thread.ident is not None:
             self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive():
@@ -128,7 +129,7 @@ class Feed:
         self._deliver_held()
 
     def _deliver_held(self) -> None:
-        """All that is held, until the first failure: the others wait behind it until the next record comes."""
+        """Deliver all held records until the first failure; the rest waits until the next record comes."""
         while self._held and not self._off and self._guarded(self._send_first):
             point = self._held.popleft()
             self._in_a_row = 0
@@ -148,7 +149,7 @@ class Feed:
         self._sink.send(point.step, point.seconds, point.values)
 
     def _show(self, point: Point) -> None:
-        """A table of the stage's conversations. Where they cannot be read, its numbers are sent all the same."""
+        """Send a table of the stage's conversations. If they cannot be read, its numbers are sent all the same."""
         try:
             found = conversations_of(self._run.folder.parent, point.number, self._run.filing.conversations)
         except Exception as error:  # a file that is gone, damaged or of another version
@@ -161,7 +162,7 @@ class Feed:
             self._sink.show(point.step, found)
 
     def _guarded(self, act: Callable[[], object]) -> bool:
-        """Whether it went well. SystemExit and its like are failures as any other: this is not their thread."""
+        """Whether ``act`` succeeded. SystemExit and the like count as failures, since this is not the main thread."""
         try:
             act()
         except BaseException as error:
@@ -182,13 +183,13 @@ class Feed:
 
     def _save(self) -> None:
         if self._abandoned:
-            return  # the run may have been opened by another since
+            return  # another process may have opened the run since
         try:
             write_atomic(self.path, json.dumps(asdict(self.state), indent=1).encode())
         except Exception as error:  # a full disk must not end the thread
             self._failed(error)
 
-    # -- from both --------------------------------------------------------------------------------------------
+    # -- from both threads ------------------------------------------------------------------------------------
 
     def _change(self, **values: object) -> None:
         with self._lock:

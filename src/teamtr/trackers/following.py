@@ -1,4 +1,4 @@
-"""Trackers beside a run: its records pass through unchanged, and what trackers have to say is put between them."""
+"""Connects trackers to a run: its records pass through unchanged, with messages about trackers in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teamtr.trackers.sinks import AS_EVER, SINKS, Filing, Tracked
 
 Record = dict[str, Any]
 CLOSE_SECONDS = 15.0
-"""How long a finished run waits for its trackers, all of them together."""
+"""How long a finished run waits for all its trackers together."""
 
 
 def follow(
@@ -28,17 +28,17 @@ def follow(
     filing: Filing = AS_EVER,
     history: Callable[[], Sequence[Record]],
 ) -> Iterator[Record]:
-    """Hand on the records of a run, and feed them to these trackers.
+    """Yield the records of a run unchanged, and feed them to these trackers.
 
     Args:
-        folder: the run folder; what trackers keep goes into its ``trackers``.
+        folder: the run folder; files of trackers go into its ``trackers``.
         filing: under which project, group and tags, and with how many conversations.
-        history: the run's log, read when the first record has come. A resumed run first sends what a tracker has not
-            seen of it, so that nothing is lost that was dropped or on its way when the run ended. When it cannot be
-            read, trackers get nothing of this command: a later one sends it.
+        history: the run's log, read when the first record has come. A resumed run first sends what a tracker does not
+            have yet, so that nothing is lost that was dropped or in flight when the run ended. If it cannot be read,
+            trackers get nothing from this command: a later one sends it.
 
     Yields:
-        the records, and between them ``{"kind": "tracker", "text": ...}`` for each thing that went wrong.
+        the records, and between them ``{"kind": "tracker", "text": ...}`` for each problem.
     """
     feeds: list[Feed] = []
     begun = False
@@ -51,7 +51,7 @@ def follow(
                 try:
                     past = [found for logged in history() if (found := point(logged)) is not None]
                     feeds = [_begin(each, tracked, past, new=record["kind"] == "start") for each in names]
-                except Exception as error:  # whatever it is, it is no reason to end the run
+                except Exception as error:  # no error of a tracker may end the run
                     refused = _none(names, error)
             elif (found := point(record)) is not None:
                 for feed in feeds:

@@ -1,4 +1,4 @@
-"""Log records as flat numbers under the same names for every tracker; docs/trackers.md lists them from ``METRICS``."""
+"""Log records as flat metrics, with the same names in every tracker; docs/trackers.md lists them from ``METRICS``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from teamtr.records import accepted, mapping, mappings
 
 @dataclass(frozen=True)
 class Metric:
-    """One name, and where its number stands in a record of this kind. AGENT is the agent's name (``agent.NAME`` where
-    the name alone is a group of other metrics): of the agent that was updated, or of ``EACH``. A name that ends in a
-    slash stands for one metric of each entry of a mapping."""
+    """A metric's name, and the path to its number in a record of this kind. AGENT stands for an agent's name
+    (``agent.NAME`` if the name alone is a group of other metrics): the agent that was updated, or every agent if the
+    path has ``EACH``. A name that ends in a slash stands for one metric per entry of a mapping."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ def _agent(name: str, meaning: str, *path: str) -> Metric:
 
 
 EACH = "EACH"
-"""In a path: every agent of the mapping that stands there, whoever was updated."""
+"""In a path: every agent of the mapping at this place, not only the one that was updated."""
 
 
 def _every(name: str, meaning: str, key: str = "") -> Metric:
@@ -176,7 +176,7 @@ _GROUPS = {metric.name.partition("/")[0] for metric in METRICS} - {"AGENT"}
 
 @dataclass(frozen=True)
 class Point:
-    """What one record says. ``number`` grows with every record of the same ``kind``; ``step`` counts updates."""
+    """The numbers of one record. ``number`` grows with every record of the same ``kind``; ``step`` counts updates."""
 
     kind: str
     number: int
@@ -186,8 +186,8 @@ class Point:
 
 
 def point(record: Mapping[str, Any]) -> Point | None:
-    """The finite numbers of an update, an evaluation or a stage; None for other records. Never raises: a log may hold
-    what another version wrote."""
+    """The finite numbers of an update, an evaluation or a stage; None for other records. Never raises, because a log
+    may hold what another version wrote."""
     if not isinstance(record, Mapping):
         return None
     kind = str(record.get("kind"))
@@ -205,7 +205,7 @@ def point(record: Mapping[str, Any]) -> Point | None:
 
 
 def _by_agent(record: Mapping[str, Any], path: tuple[str, ...], agent: str) -> Iterator[tuple[str, Any]]:
-    """What stands there, and of whom: of the agent that was updated, or of each one."""
+    """Pairs of an agent and its value at this path: of the agent that was updated, or of each one."""
     if EACH not in path:
         yield agent, _at(record, path)
         return
@@ -216,11 +216,11 @@ def _by_agent(record: Mapping[str, Any], path: tuple[str, ...], agent: str) -> I
 
 
 def _group(agent: str) -> str:
-    return f"agent.{agent}" if agent in _GROUPS else agent  # no agent's name holds a dot
+    return f"agent.{agent}" if agent in _GROUPS else agent  # agents' names have no dots
 
 
 def _prepared(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with what stands in lists put under names."""
+    """The record with numbers from lists put under names of their own."""
     exact, interval = record.get("exact_success"), record.get("avg_interval")
     action = mapping(record, "rollouts").get("action")
     low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None, None)
@@ -252,6 +252,6 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 def _finite(value: Any) -> float | None:
     try:
         found = float(value) if isinstance(value, bool | int | float) else math.nan
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer too large for a float
         return None
     return found if math.isfinite(found) else None

@@ -1,4 +1,4 @@
-"""The trackers themselves: each imports its package when it is opened, never before, and may raise what it likes."""
+"""The tracker backends. Each imports its package only when it is opened, and may raise anything."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from teamtr.trackers.conversations import Table, in_markdown_table
 
 
 class Unusable(Exception):
-    """The tracker cannot work at all (not installed, not logged in), so that trying again is of no use."""
+    """The tracker cannot work at all (not installed, not logged in), so it is not retried."""
 
 
 @dataclass(frozen=True)
 class Filing:
-    """Under what a tracker keeps the run; ``conversations`` is how many of each stage it is shown."""
+    """How a tracker files the run; ``conversations`` is how many conversations of each stage are sent to it."""
 
     project: str = "teamtr"
     entity: str | None = None
@@ -33,8 +33,8 @@ AS_EVER = Filing()
 
 @dataclass(frozen=True)
 class Tracked:
-    """The run as a tracker sees it. ``id`` is what the tracker called it before, None at first; ``folder`` is the
-    tracker's own."""
+    """The run as a tracker sees it. ``id`` is the tracker's id of the run, None at first; ``folder`` is the folder of
+    trackers in the run folder."""
 
     name: str
     folder: Path
@@ -47,16 +47,16 @@ class Sink(Protocol):
     """One tracker. Called from one thread only."""
 
     def open(self, run: Tracked) -> str:
-        """Begin, or go on with ``run.id``; returns the id to go on with later."""
+        """Start a run, or resume ``run.id``; returns the id to resume later."""
 
     def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Numbers of one step; ``seconds`` since 1970."""
+        """Send the numbers of one step; ``seconds`` since 1970."""
 
     def show(self, step: int, conversations: Table) -> None:
-        """A table of conversations; only where ``Filing.conversations`` asks for it."""
+        """Send a table of conversations; only called if ``Filing.conversations`` is not 0."""
 
     def close(self) -> None:
-        """Deliver what is still held, and end."""
+        """Deliver what is still buffered, and close."""
 
 
 class Tensorboard:
@@ -84,7 +84,7 @@ class Tensorboard:
 
 
 class Wandb:
-    """A run of a project; WANDB_MODE=offline keeps it in the run folder."""
+    """A run of a wandb project; with WANDB_MODE=offline it is stored in the run folder."""
 
     def open(self, run: Tracked) -> str:
         import wandb
@@ -101,7 +101,7 @@ class Wandb:
             resume="allow",
             dir=str(run.folder),
             config=dict(run.settings),
-            # The console belongs to the training screen, and git and code are nobody's business.
+            # The training screen uses the console; git state and code stay private.
             settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
         )
         return str(self.run.id)
@@ -120,7 +120,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of an experiment: where MLFLOW_TRACKING_URI says, else in the run folder."""
+    """A run of an mlflow experiment, at MLFLOW_TRACKING_URI if set, else in the run folder."""
 
     def open(self, run: Tracked) -> str:
         from mlflow import MlflowClient
@@ -135,7 +135,7 @@ class Mlflow:
             return self.id
         filing = run.filing
         experiment = self.client.get_experiment_by_name(filing.project)
-        # Tables would otherwise be written to the folder that the command was started in.
+        # Otherwise tables would be written to the working directory.
         place = None if elsewhere else (run.folder.resolve() / "mlflow").as_uri()
         number = (
             experiment.experiment_id
@@ -145,7 +145,7 @@ class Mlflow:
         tags = {**({} if filing.group is None else {"group": filing.group}), **dict.fromkeys(filing.tags, "true")}
         self.id = str(self.client.create_run(number, run_name=run.name, tags=tags).info.run_id)
         params = [Param(re.sub(r"[^A-Za-z0-9_. /-]", "_", key), value[:500]) for key, value in run.settings.items()]
-        for start in range(0, len(params), 100):  # the most that it takes at a time
+        for start in range(0, len(params), 100):  # mlflow's limit per call
             self.client.log_batch(self.id, params=params[start : start + 100])
         return self.id
 
@@ -164,7 +164,7 @@ class Mlflow:
 
 
 class Trackio:
-    """A run of a project, where trackio keeps its own (TRACKIO_DIR)."""
+    """A run of a trackio project, in trackio's own folder (TRACKIO_DIR)."""
 
     def open(self, run: Tracked) -> str:
         import trackio
@@ -201,11 +201,11 @@ SINKS: Mapping[str, Callable[[], Any]] = {
     "mlflow": Mlflow,
     "trackio": Trackio,
 }
-"""By the name that a team file uses, which is also the package's and the extra's."""
+"""By the name used in a team file, which is also the name of the package and of the extra."""
 
 
 def missing(name: str) -> str | None:
-    """What to do when the package of this tracker is not installed; None when it is."""
+    """How to install the package of this tracker; None if it is installed."""
     if importlib.util.find_spec(name) is not None:
         return None
     return f"{name} is not installed: pip install 'teamtr[{name}]'"

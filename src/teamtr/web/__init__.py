@@ -1,4 +1,4 @@
-"""The one HTTP stack: addresses, connections that cannot hold a server up, and what every answer carries."""
+"""The HTTP stack that all servers share: addresses, timeouts of connections, and headers of responses."""
 
 from teamtr.web.answers import Gone, TooLarge, TooSlow, header, read_body, send_bytes
 from teamtr.web.server import LOOPBACK, WebServer

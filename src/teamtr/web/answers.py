@@ -1,4 +1,4 @@
-"""Reading a request's body within bounds, and answers with the headers that every one of ours has."""
+"""Bounded reading of request bodies, and responses with the headers that all of ours have."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "frame-ancestors 'none'",
 }
 PASSED_OVER = 64 << 20
-"""Bytes of a body that is too large that are read and thrown away: a client that is still sending would not read the
-answer otherwise."""
+"""Bytes of an oversized body that are read and discarded, because a client that is still sending would not read the
+response."""
 
 
 class TooLarge(Exception):
-    """The body has more bytes than are taken."""
+    """The body exceeds the size limit."""
 
 
 class TooSlow(Exception):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
 
 class Gone(Exception):
-    """The client hung up."""
+    """The client disconnected."""
 
 
 async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float) -> bytes:
-    """The whole body. Raises TooLarge, TooSlow or Gone; never holds more than ``most`` bytes."""
+    """Read the whole body. Raises TooLarge, TooSlow or Gone; never keeps more than ``most`` bytes."""
     declared = header(scope, b"content-length")
     too_large = declared is not None and (not declared.isdigit() or int(declared[:20]) > most)
     parts: list[bytes] = []
@@ -62,7 +62,7 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The header's value where it stands there once; None where it is missing or stands there twice."""
+    """The header's value; None if it is missing or occurs more than once."""
     found = [value for key, value in scope["headers"] if key == name]
     return found[0] if len(found) == 1 else None
 
@@ -74,13 +74,13 @@ async def begin(send: Send, status: int, kind: str, more: Mapping[str, str] | No
 
 
 async def send_bytes(send: Send, status: int, body: bytes, kind: str, more: Mapping[str, str] | None = None) -> None:
-    """A whole answer."""
+    """Send a whole response."""
     await begin(send, status, kind, {"Content-Length": str(len(body)), **(more or {})})
     await send({"type": "http.response.body", "body": body})
 
 
 async def until_gone(receive: Receive) -> None:
-    """Returns when the client has hung up; its body must have been read."""
+    """Return when the client has disconnected; its body must have been read before."""
     while True:
         message: Any = await receive()
         if message["type"] == "http.disconnect":

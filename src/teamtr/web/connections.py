@@ -1,4 +1,4 @@
-"""Connections that cannot hold a server up: whoever sends no request, or does not read its answer, is let go."""
+"""Timeouts of connections: a client that sends no request, or does not read its response, is disconnected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds for the head of a request, and for a client that reads nothing of its answer; most connections at a
-    time."""
+    """Timeouts for the head of a request and for a client that reads nothing of its response, and the maximum number of
+    open connections."""
 
     head_seconds: float = 10.0
     stalled_seconds: float = 30.0
@@ -21,7 +21,7 @@ class Patience:
 
 
 def guarded(patience: Patience) -> type[H11Protocol]:
-    """The protocol of a connection with this patience."""
+    """The uvicorn protocol class with these timeouts and limits."""
 
     class Guarded(H11Protocol):
         _head: asyncio.TimerHandle | None = None
@@ -45,7 +45,7 @@ def guarded(patience: Patience) -> type[H11Protocol]:
                 _stop(self._head)
 
         def on_response_complete(self) -> None:
-            self._expect_head()  # of the next request; what was sent ahead of it may be that already
+            self._expect_head()  # of the next request, which may have been pipelined
             super().on_response_complete()
 
         def pause_writing(self) -> None:
@@ -62,7 +62,8 @@ def guarded(patience: Patience) -> type[H11Protocol]:
             self._head = self._let_go_after(patience.head_seconds, self._set_head)
 
         def _let_go_after(self, seconds: float, again: Callable[[asyncio.TimerHandle], None]) -> asyncio.TimerHandle:
-            """Hang up then, unless the client has read some of what it was sent in the meantime: then wait again."""
+            """Disconnect after ``seconds``, unless the client has read some of the buffered data but not all: then wait
+            again."""
             held = self.transport.get_write_buffer_size()
 
             def look() -> None:

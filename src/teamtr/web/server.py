@@ -1,9 +1,9 @@
-"""A server on one address, from the moment it listens to the last answer that it owes.
+"""An HTTP server on one address: binding, Host check, errors, graceful shutdown.
 
-- It listens on this machine alone unless it is told otherwise, and then a request must name the address that was bound
-  in its Host header: a foreign site cannot reach it by rebinding its own name to 127.0.0.1.
-- Told to stop (``shutdown``, SIGTERM, Ctrl-C), it takes no new connection and ends when all answers are given.
-- What nobody foresaw is told on stderr, and to a client only that it happened.
+- By default it listens on the loopback address only. A request must then name that address in its Host header, so that
+  a foreign site cannot reach it by rebinding its own name to 127.0.0.1 (DNS rebinding).
+- On ``shutdown``, SIGTERM or Ctrl-C it accepts no new connections, and ends when all responses are sent.
+- Unexpected exceptions are written to stderr; the client is only told that the server failed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WebServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # what is to be told is told by the guard, once
+            log_level="critical",  # _Guard reports errors, once
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=drain_seconds,
@@ -71,21 +71,21 @@ class WebServer:
         self._server = _Uvicorn(config)
 
     def admits(self, host_header: bytes | None) -> bool:
-        """Whether the Host header names the loopback address that was bound."""
+        """Whether the Host header names the loopback address that was bound; not checked on other addresses."""
         return not self.checks_host or host_header in {f"{name}:{self.server_port}".encode() for name in LOOPBACK}
 
     def serve_forever(self) -> None:
-        """Until it is shut down, or told to stop by a signal where this is the main thread."""
+        """Serve until ``shutdown`` or, in the main thread, SIGINT or SIGTERM."""
         with _stopping_by_signal(self._told):
             self._server.run(sockets=[self._socket])
 
     def shutdown(self) -> None:
-        """Take no new connection, and end when all answers are given. Returns at once."""
+        """Accept no new connections, and end when all responses are sent. Returns at once."""
         self._server.should_exit = True
 
     def _told(self) -> None:
         if self._server.should_exit:
-            self._server.force_exit = True  # told twice: somebody is in a hurry
+            self._server.force_exit = True  # second signal: stop at once
         self.shutdown()
 
     def close(self) -> None:
@@ -101,12 +101,12 @@ class WebServer:
 class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: its own would end the process by the signal once all is answered."""
+        """No-op: uvicorn's own version would end the process by the signal once all requests are answered."""
         yield
 
 
 class _Guard:
-    """Around every application: who is let in by the Host header, and what becomes of errors."""
+    """Wraps every application: checks the Host header and handles exceptions."""
 
     def __init__(self, app: ASGIApp, admits: Callable[[bytes | None], bool]) -> None:
         self._app = app
@@ -130,12 +130,12 @@ class _Guard:
         except Exception:
             sys.stderr.write(on_terminal(traceback.format_exc()))
             if begun:
-                raise _HalfAnswered from None  # uvicorn hangs up: half an answer must not look like a whole one
+                raise _HalfAnswered from None  # uvicorn disconnects: a partial response must not look complete
             await send_bytes(send, 500, FAILED, "application/json")
 
 
 class _HalfAnswered(Exception):
-    """An answer broke off."""
+    """A response was interrupted."""
 
 
 @contextmanager
@@ -171,8 +171,8 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _require_address(host: str) -> None:
-    """Refuse what no machine can listen on, before anything is said of who could reach it."""
-    is_number = bool(host) and not host.strip("0123456789.")  # nobody need be asked what it means
+    """Reject what is not an IPv4 address or the name of one, before the check of who could reach it."""
+    is_number = bool(host) and not host.strip("0123456789.")  # no name lookup needed
     try:
         socket.getaddrinfo(host, None, family=socket.AF_INET, flags=socket.AI_NUMERICHOST if is_number else 0)
     except (OSError, UnicodeError):

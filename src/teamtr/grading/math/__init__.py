@@ -1,1 +1,1 @@
-"""Grading answers to problems of mathematics."""
+"""Grading of answers to math problems."""

@@ -1,7 +1,7 @@
-r"""DAPO's verifier, mirrored: the last ``Answer: ...`` within the last 300 characters, normalized, and equality.
+r"""DAPO's verifier, reimplemented: the last ``Answer: ...`` within the last 300 characters, normalized, then compared.
 
-The normalization is the one of the Minerva paper as that verifier has it: what stands after the last ``=``, without
-articles, units and typography, the inside of the first ``$...$``, a thousands' comma dropped.
+The normalization is that of the Minerva paper as implemented in the verifier: the text after the last ``=``, without
+articles, units and typography; the content of the first ``$...$``; thousands separators removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REWRITTEN = tuple(
 
 
 def dapo_answer(reply: str) -> str | None:
-    """What the verifier reads; None where it finds no answer."""
+    """The answer that the verifier extracts; None if it finds none."""
     said = _ANSWER.findall(reply[-WINDOW:])
     return said[-1] if said else None
 

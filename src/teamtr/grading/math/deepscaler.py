@@ -1,17 +1,17 @@
-r"""The DeepScaleR verifier's rules, mirrored: which answers it takes for the truth.
+r"""The DeepScaleR verifier's rules, reimplemented: which answers it accepts as right.
 
-The paper grades mathematics with it, so a figure that is to be compared with the paper's must be graded this way. An
-answer is right when one of two things holds:
+The paper grades math with it, so results must be graded this way to be comparable with the paper's. An answer is right
+if one of two things holds:
 
 - *mathd*: both are the same text after the normalization of the MATH data set (``mathd_normalise``);
-- *sympy*: both, normalized otherwise (``normalize``), are the same text, or sympy simplifies their difference to zero.
-  Tuples and intervals are compared part by part between equal brackets; a fraction that is not reduced fails; where
-  only one of two parts is an integer they differ; nothing with more than two unknown letters, or with a power that
-  might explode, is given to sympy at all.
+- *sympy*: after another normalization (``normalize``), both are the same text, or sympy simplifies their difference to
+  zero. Tuples and intervals are compared element by element between equal brackets. A fraction that is not reduced is
+  wrong. If only one of two elements is an integer, they differ. Text with more than two different letters, or with a
+  power that might explode, is never passed to sympy.
 
-All of it but sympy's own work is done here, by string operations on texts of bounded length: ``judge`` says right,
-wrong, or which pairs of parts sympy must prove equal (``proofs`` of the worker). The quirks are the verifier's:
-``40_9`` is 409 (a Python float may hold underscores), ``\sqrt[3]{2}`` is the square root of 2, ``\cot x`` is x.
+All but sympy's part is done here, with string operations on texts of bounded length: ``judge`` returns right, wrong, or
+the pairs of elements that sympy must prove equal (``proofs``, in the worker). The quirks are the verifier's: ``40_9``
+is 409 (Python floats may contain underscores), ``\sqrt[3]{2}`` is the square root of 2, ``\cot x`` is x.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from teamtr.grading.math.latex import latex_to_text
 _ENCLOSED_TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
 
 Parts = list[tuple[str, str]]
-"""(truth, given): what is left to be proved equal, part by part."""
+"""(truth, given) pairs of elements that remain to be proved equal."""
 
 
 def judge(given: str, truth: str) -> bool | Parts:
-    """Right or wrong; or the parts that sympy has to prove equal, all of them."""
+    """True or False, or the pairs of elements that sympy has to prove equal, all of them."""
     if mathd_normalise(given) == mathd_normalise(truth):
         return True
     truth, given = normalize(truth), normalize(given)
@@ -69,7 +69,7 @@ def _judge_part(truth: str, given: str) -> bool | None:
 
 
 class _UnreadableError(Exception):
-    """The normalization of the MATH data set gives up: the answer stays as it was."""
+    """The normalization of the MATH data set failed; the answer is used unchanged."""
 
 
 def mathd_normalise(answer: str) -> str:
@@ -129,7 +129,7 @@ def _with_braces_after_roots(text: str) -> str:
 
 
 def _with_braces_after_fractions(text: str) -> str:
-    """``\\frac12`` and ``\\frac1{2}`` as ``\\frac{1}{2}``; the whole text unchanged where a fraction is cut short."""
+    """``\\frac12`` and ``\\frac1{2}`` as ``\\frac{1}{2}``; the whole text unchanged if a fraction is incomplete."""
     before, *fractions = text.split("\\frac")
     if not all(fractions):
         raise _UnreadableError
@@ -168,13 +168,13 @@ _PLAIN = (("√", "sqrt"), ("π", "pi"), ("∞", "inf"), ("∪", "U"), ("·", "*
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
 _THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
-_DEEPEST_IN_PYTHON = 200  # brackets that its parser takes
+_DEEPEST_IN_PYTHON = 200  # nesting depth that Python's parser accepts
 _UNSAFE_POWER = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 _EXPLODES = re.compile(r"\*\*\(?[0-9.]+\)?\*\*|\*\*[0-9]{5}|[0-9]{5}!|\([-+*/^!().0-9]*\)!")
 
 
 def normalize(text: str) -> str:
-    """The form that is compared, and given to sympy."""
+    """The form that is compared and passed to sympy."""
     enclosed = _ENCLOSED_TEXT.search(text)
     if enclosed is not None:
         text = enclosed["text"]
@@ -212,7 +212,7 @@ def _plain_text(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """The parts of a tuple or an interval; the text itself otherwise."""
+    """The elements of a tuple or an interval; otherwise the text itself."""
     text = _without_thousands(text)
     inner = text[1:-1]
     if len(text) > 2 and text[0] in "()[]" and text[-1] in "()[]" and not set("()[]") & set(inner):
@@ -252,7 +252,7 @@ def _may_evaluate(expression: str) -> bool:
 
 
 def _is_hopeless(expression: str) -> bool:
-    """Where the verifier itself would never come back, or fail after seconds: nothing is lost by not trying."""
+    """Whether the verifier itself would never return, or fail after seconds, so that nothing is lost by not trying."""
     depth = deepest = 0
     for bracket in re.findall(r"[()]", expression):
         depth += 1 if bracket == "(" else -1
@@ -274,13 +274,13 @@ def proofs() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
     )
 
     def equal(truth: str, given: str) -> bool:
-        # sympy's parser evaluates Python: never outside a worker, and never (see _may_evaluate) with more than two
-        # different letters, which is too few to name anything harmful.
+        # sympy's parser evaluates Python, so it is only run in a worker, and only (see _may_evaluate) on text with at
+        # most two different letters, which is too few to name anything harmful.
         expression = f"({truth})-({given})".replace("^", "**")
         try:
             difference = sympy_parser.parse_expr(expression, transformations=transformations)
             return bool(sympy.simplify(difference) == 0)
-        except Exception:  # as the grader that is mirrored here does: what cannot be read is not equal
+        except Exception:  # as in the original verifier: what cannot be parsed is not equal
             return False
 
     def grade(items: list[dict[str, Any]]) -> Iterator[bool]:

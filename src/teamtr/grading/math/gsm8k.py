@@ -1,4 +1,4 @@
-"""GSM8K's own rule: the first ``#### n`` of the text, commas removed, compared as text.
+"""GSM8K's official rule: the first ``#### n`` of the text, with commas removed, compared as text.
 
 The authors' example solutions end with ``A: n`` on a line of its own instead, which is read in the same way.
 """
@@ -11,7 +11,7 @@ _MARKED = (re.compile(r"#### (-?[0-9.,]+)"), re.compile(r"^A: (-?[0-9.,]+)", re.
 
 
 def gsm8k_answer(text: str) -> str | None:
-    """The number as text, of a solution or a reply; None where the rule finds none."""
+    """The number in a solution or a reply, as text; None if the rule finds none."""
     for marked in _MARKED:
         found = marked.search(text)
         if found is not None:

@@ -1,8 +1,8 @@
-r"""LaTeX as plain text, in the reading of pylatexenc 2, on which the DeepScaleR verifier rests.
+r"""Converts LaTeX to plain text in the same way as pylatexenc 2, which the DeepScaleR verifier uses.
 
-``\frac{3}{4}`` becomes ``3/4``, ``\sqrt[3]{2}`` becomes ``√(2)``, a matrix ``[ 1 2; 3 4 ]``, and a command that it does
-not know (``\cot``, ``\left``) nothing at all. These are its ways, right or wrong: only the mirror of that verifier
-should use this. Linear in the length of the text times its depth, which is bounded.
+``\frac{3}{4}`` becomes ``3/4``, ``\sqrt[3]{2}`` becomes ``√(2)``, a matrix becomes ``[ 1 2; 3 4 ]``, and an unknown
+command (``\cot``, ``\left``) is dropped. This is the library's behavior, right or wrong: only the reimplementation of
+that verifier should use it. Linear in the length of the text times its depth, which is bounded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 DEEPEST = 100
-WIDEST_MATRIX = 20_000  # characters: every entry is set as wide as the widest, and may be a matrix itself
+WIDEST_MATRIX = 20_000  # characters: every entry is padded to the widest one, and may be a matrix itself
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -50,7 +50,7 @@ _SYMBOLS = _pairs(
 _LIGATURES = {"~": "\u00a0", "``": "“", "''": "”", "--": "–", "---": "—", "!`": "¡", "?`": "¿"}
 _LIGATURE = re.compile(r"---|--|``|''|!`|\?`|~")
 
-# The two separators of a matrix, as no text can be.
+# The two separators of a matrix, in a form that no text has.
 _NEXT_CELL, _NEXT_ROW = "\x00&", "\x00\\"
 
 _KEPT = (
@@ -87,7 +87,8 @@ _EQUATIONS = {name + star for name in ("equation", "eqnarray", "align", "multlin
 
 @dataclass(frozen=True)
 class _Macro:
-    """Its arguments, ``{`` for one that must be there and ``[`` for one that may, and its text given theirs."""
+    """A command: its arguments, ``{`` for a required and ``[`` for an optional one, and a function from their texts to
+    its text."""
 
     arguments: str
     text: Callable[[list[str]], str]
@@ -133,7 +134,7 @@ _UNKNOWN = _Macro("", lambda _: "")
 
 
 class _Reader:
-    """Reads pieces: text, and the two separators of a matrix by themselves."""
+    """Parses LaTeX into pieces: text, and the two separators of a matrix as pieces of their own."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -141,7 +142,7 @@ class _Reader:
         self._depth = 0
 
     def pieces(self, end: str = "") -> list[str]:
-        """Up to ``end`` (consumed), which is ``}``, a closing delimiter, ``\\end`` or the end of the text."""
+        """Pieces up to ``end`` (consumed), which is ``}``, a closing delimiter, ``\\end`` or the end of the text."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise ValueError("nested too deep")
@@ -175,7 +176,7 @@ class _Reader:
         if character == "{":
             return _text(self.pieces("}"))
         if character == "}":
-            return None  # closes nothing: passed over
+            return None  # closes nothing: skipped
         if character == "&":
             return _NEXT_CELL
         if ligature := _LIGATURE.match(source, at):
@@ -185,7 +186,7 @@ class _Reader:
 
     def _command(self) -> str | None:
         if self._closes("\\end"):
-            return None  # of an environment that never began
+            return None  # of an environment that was never opened
         name = self._name()
         match name:
             case "":
@@ -267,7 +268,7 @@ def _indented(text: str) -> str:
 
 
 def _matrix(pieces: list[str]) -> str:
-    """``[ 1 2; 3 4 ]``, entries set flush right. A cell with nothing in it, not even a blank, is no cell."""
+    """``[ 1 2; 3 4 ]`` with right-aligned entries. A cell with nothing in it, not even a blank, is dropped."""
     rows: list[list[str]] = [[]]
     cell: list[str] = []
     for piece in [*pieces, _NEXT_ROW]:
@@ -280,12 +281,12 @@ def _matrix(pieces: list[str]) -> str:
         else:
             cell.append(piece)
     rows.pop()
-    width = max(len(entry) for row in rows for entry in row)  # a ValueError when there is none: nor does it read it
+    width = max(len(entry) for row in rows for entry in row)  # ValueError without entries, as in the library
     if width * sum(map(len, rows)) > WIDEST_MATRIX:
         raise ValueError("a matrix too wide")
     return "[ " + "; ".join(" ".join(entry.rjust(width) for entry in row) for row in rows) + " ]"
 
 
 def latex_to_text(source: str) -> str:
-    """The plain text; a ValueError where the library, too, fails, and where the nesting is too deep."""
+    """The plain text. Raises ValueError where the library fails too, and if the nesting is too deep."""
     return _text(_Reader(source).pieces())

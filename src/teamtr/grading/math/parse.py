@@ -1,10 +1,10 @@
-r"""An answer in LaTeX, or in the plain notation of a keyboard, as a tree.
+r"""Parses an answer in LaTeX, or in plain keyboard notation, into a tree.
 
-What the benchmarks' answers are made of and no more: arithmetic, roots, the usual functions, tuples, intervals, sets,
-lists, unions, matrices, equations and inequalities. What it cannot read raises ``UnreadableError``; nothing here is
-evaluated, and neither depth nor length is without bound.
+It covers what occurs in the benchmarks' answers and no more: arithmetic, roots, the usual functions, tuples, intervals,
+sets, lists, unions, matrices, equations and inequalities. Anything else raises ``UnreadableError``. Nothing is
+evaluated, and depth and length are bounded.
 
-    parse(r"(-\infty, \frac{1}{2}]")     # Node("tuple", (Node("infinity"), Node("/", ...)), "(]") after a minus
+    parse(r"(-\infty, \frac{1}{2}]")     # Node("tuple", (Node("neg", (Node("infinity"),)), Node("/", ...)), "(]")
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ DEEPEST = 40
 
 @dataclass(frozen=True)
 class Node:
-    """An operation on its parts. ``name`` is a symbol's, a function's, a relation's, or the two brackets of a tuple.
+    """An operation on its parts. ``name`` is that of a symbol, function or relation, or the two brackets of a tuple.
 
     Kinds: number (with ``value``), symbol, infinity, based, text; + * / ^ neg ! pm call; list, set, tuple, union,
-    matrix (of rows), row; relation (its sides, with the signs between them in ``name``, parted by blanks).
+    matrix (of rows), row; relation (its sides, with the signs between them in ``name``, separated by blanks).
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Node:
 
 _MATRICES = {"pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "smallmatrix", "array"}
 _SAYS_MORE = re.compile(r"\d|\b(?:or|and|not|nor)\b")
-"""In a text after a value: more than a unit."""
+"""Matches text after a value that is more than a unit."""
 _CLOSING = {"(": ")", "[": "]"}
 _NO_FACTORS = {"\\cup", "\\pm", "\\mp", "\\cdot", "\\times", "\\ast", "\\div", "\\end", "\\\\"}
 _NO_FACTORS |= {"\\degree", "\\}", "\\rfloor", "\\rceil", "\\rvert"}
@@ -122,7 +122,7 @@ class _Parser:
                 if (self._peek() or "").startswith("\\text{") and _SAYS_MORE.search(self._peek() or ""):
                     self._fail()
                 right = self._power()
-                left = left if right.kind == "text" else Node("*", (left, right))  # a unit says nothing
+                left = left if right.kind == "text" else Node("*", (left, right))  # a unit is ignored
             else:
                 return left
 
@@ -151,7 +151,7 @@ class _Parser:
                 return base
 
     def _script(self) -> Node:
-        """What stands above or below: a group, or one sign and one thing."""
+        """A superscript or subscript: a group, or one item that may have a sign."""
         self._enter()
         node = Node("neg", (self._script(),)) if self._take("-") else self._primary(single=True)
         if node.kind == "number" and self._peek() == "^":
@@ -159,14 +159,14 @@ class _Parser:
         self._leave()
         return node
 
-    # Things
+    # Items
 
     def _begins_factor(self) -> bool:
         token = self._peek()
         if token is None or token in _NO_FACTORS:
             return False
         if token[0].isdigit() or token[0] == ".":
-            return not self._tokens[self._at - 1][0].isdigit()  # 2 3 is no product
+            return not self._tokens[self._at - 1][0].isdigit()  # 2 3 is not a product
         return token in ("(", "[", "{") or token[0].isalpha() or (token[0] == "\\" and token not in RELATIONS)
 
     def _primary(self, single: bool = False) -> Node:
@@ -194,7 +194,7 @@ class _Parser:
     def _number(self, token: str, single: bool) -> Node:
         if (
             single and len(token) > 1 and token.isdigit()
-        ):  # x^12 is x^1 times 2 in LaTeX; nobody means it: take it whole
+        ):  # x^12 is x^1 times 2 in LaTeX, but the exponent 12 is what is meant
             return Node("number", value=Fraction(token))
         if self._take("_"):
             base = self._script()
@@ -206,7 +206,7 @@ class _Parser:
         return number if mixed is None else Node("+", (number, mixed), "mixed")
 
     def _plain_fraction(self) -> Node | None:
-        r"""The ``\frac{3}{5}`` of ``12\frac{3}{5}``, where both are numbers and the second is larger."""
+        r"""The ``\frac{3}{5}`` of ``12\frac{3}{5}``, if both are numbers and the second is larger; else None."""
         ahead = self._tokens[self._at : self._at + 7]
         match ahead:
             case ["\\frac", "{", top, "}", "{", bottom, "}"] if top.isdigit() and bottom.isdigit():
@@ -260,14 +260,14 @@ class _Parser:
         return self._argument(), self._argument()
 
     def _argument(self) -> Node:
-        """A group, or one thing: of a number, its first digit."""
+        """A group, or one item; of a number, its first digit."""
         token = self._peek()
         if token is not None and token.isdigit() and len(token) > 1:
             self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
         return self._primary(single=True)
 
     def _function(self, name: str) -> Node:
-        r"""``\sin x``, ``\sin^2 x``, ``\sin^{-1} x`` (the inverse), ``\log_2 8``: applied to a bracket, or to the
+        r"""``\sin x``, ``\sin^2 x``, ``\sin^{-1} x`` (the inverse), ``\log_2 8``: applied to brackets, or to the
         product that follows."""
         below = self._script() if self._take("_") else None
         power = self._script() if self._take("^", "**") else None

@@ -1,11 +1,11 @@
-r"""Graders of answers to problems of mathematics, each a value: how the answer is asked for, read and compared.
+r"""Rules for grading math answers, each a value: how the answer is requested, extracted and compared.
 
     with MathGrader(RULES["default"]) as grader:
         grader.grade([(r"so it is \boxed{\frac{1}{2}}", "0.5")])     # [Verdict("right", 1.0, "\\frac{1}{2}")]
 
-A rule decides in this process what string operations can decide; what needs algebra goes to workers that can be killed
-(``pool.py``), so that no reply can hang or crash a run. ``docs/graders.md`` lists where the default differs from the
-verifier that the paper used.
+A rule decides in this process what string operations can decide. What needs algebra goes to workers that can be killed
+(``workers/pool.py``), so that no reply can hang or crash a run. ``docs/graders.md`` lists where the default differs
+from the verifier that the paper used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from teamtr.grading.workers.pool import GIB, Result, WorkerPool
 from teamtr.types import Verdict
 
 LONGEST_IN_PROCESS = 200
-"""Characters of an answer that is compared in this process, where nothing can be killed; longer ones go to a worker."""
+"""Maximum length of an answer that is compared in this process, where nothing can be killed; longer ones go to a
+worker."""
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 ANSWER_LINE = (
@@ -37,8 +38,8 @@ HASHES = "Please reason step by step, and end with a line of the form: #### the 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule says of a reply. ``extracted`` None: it states no answer. ``right`` None: ``item`` has to be
-    decided by the rule's worker."""
+    """A rule's judgment of a reply. ``extracted`` is None if it states no answer. ``right`` is None if the rule's
+    worker has to decide ``item``."""
 
     extracted: str | None
     right: bool | None = None
@@ -50,11 +51,11 @@ class Rule:
     """A way of grading.
 
     Args:
-        instruction: what the prompt asks for, so that it is what ``judge`` reads.
-        state: a reply that states this answer in that form.
-        judge: of (reply, truth), without algebra.
-        worker: the factory of a grader that says True or False of an ``item``; "" where every reply is judged at once.
-        preload: what its workers import before they are forked.
+        instruction: the part of the prompt that asks for an answer in the form that ``judge`` reads.
+        state: makes a reply that states a given answer in that form.
+        judge: judges (reply, truth) without algebra.
+        worker: the factory of a grader that decides an ``item``, True or False; "" if every reply is judged at once.
+        preload: modules that its workers import before they are forked.
     """
 
     instruction: str
@@ -96,10 +97,10 @@ def _deepscaler(reply: str, truth: str) -> Judgement:
 
 
 def deepscaler_answer(reply: str) -> str | None:
-    """The inside of the last ``\\boxed{``, if its braces balance, after the thinking.
+    """The content of the last ``\\boxed{``, if its braces balance, after the thinking.
 
-    That a reply without a ``</think>`` is thrown away is not mirrored: it would silently zero every reward of a model
-    that does not think aloud.
+    Unlike the original, this does not discard replies without a ``</think>``: that would silently zero every reward of
+    a model that does not use think tags.
     """
     if "<think>" in reply and "</think>" in reply:
         reply = reply.split("</think>")[1]
@@ -150,11 +151,11 @@ class MathGrader:
     """Grades (reply, truth) pairs by one rule.
 
     Args:
-        seconds_per_item, workers, memory_bytes: of the killable workers, see ``WorkerPool``.
+        seconds_per_item, workers, memory_bytes: settings of the killable workers, see ``WorkerPool``.
 
     Attributes:
-        failures: how often each message came from a worker that was late or died.
-        counts: how often each kind of verdict was given.
+        failures: counts of the messages about workers that timed out or died.
+        counts: counts of the kinds of verdicts.
     """
 
     def __init__(
@@ -172,11 +173,11 @@ class MathGrader:
         self.close()
 
     def close(self) -> None:
-        """End the workers now rather than at exit."""
+        """End the workers now instead of at exit."""
         self._pool.close()
 
     def grade(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """One verdict per (reply, truth). Never raises on any text."""
+        """One verdict per (reply, truth). No text makes it raise."""
         judged = [self.rule.judge(reply, truth) for reply, truth in pairs]
         decided = self._decide([judgement.item for judgement in judged if judgement.item is not None])
         verdicts = [
@@ -189,7 +190,7 @@ class MathGrader:
         return verdicts
 
     def _decide(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Result]:
-        """Each different item once: the samples of one problem often state the same answer."""
+        """Decide each distinct item once: the samples of one problem often state the same answer."""
         different = {_key(item): item for item in items}
         if not different:
             return {}

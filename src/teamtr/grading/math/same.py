@@ -1,9 +1,9 @@
-r"""Whether two answers are the same, as mathematics and not as text: our own rule, run in a worker.
+r"""Compares two answers mathematically rather than as text: our own rule, run in a worker.
 
-Numbers and formulas are the same when they have the same value wherever they have one; tuples part by part between
-equal brackets; lists, sets, unions and both signs of a ``\pm`` in any order; equations up to a constant factor; an
-inequality is the interval that it describes; matrices entry by entry. A truth that is a plain number keeps the two
-rules of ``math_text``: an integer must be given as a number, a fraction reduced.
+Numbers and formulas are equal if they have the same value wherever they are defined. Tuples are compared element by
+element between equal brackets; lists, sets, unions and both signs of a ``\pm`` in any order; equations up to a constant
+factor; matrices entry by entry. An inequality equals the interval that it describes. If the truth is a plain number,
+the two rules of ``text.py`` apply: an integer must be given as a number, a fraction must be reduced.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from teamtr.grading.math.value import (
 )
 
 _POINTS = 6  # at which two formulas with symbols are compared
-_POINTS_NEEDED = 3  # of them, so many must have a value
-_PLACES_BY_DEFAULT = 2  # to which a formula after "approximately" must agree
+_POINTS_NEEDED = 3  # of them that must have a value
+_PLACES_BY_DEFAULT = 2  # decimal places in which a formula after "approximately" must agree
 _MOST_SIGNS = 5  # of \pm in one answer
 
 _COLLECTIONS = {"list", "set", "union"}
@@ -50,7 +50,8 @@ def graders() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
 
 
 def same_answer(given: str, truth: str) -> bool:
-    """Whether the answer given is the true one. What cannot be read is not, nor what goes on for a thousand factors."""
+    """Whether the given answer equals the truth. False if either cannot be parsed, is too large to compute, or exceeds
+    the recursion limit (a thousand factors)."""
     try:
         return _same(*_in_one_case(_plain(parse(given)), _plain(parse(truth))))
     except (UnreadableError, TooLargeError, RecursionError):
@@ -101,8 +102,8 @@ def _same_in_any_order(givens: Sequence[Node], truths: Sequence[Node]) -> bool:
 
 
 def _in_one_case(given: Node, truth: Node) -> tuple[Node, Node]:
-    """Letters without their case, as data sets write them, but for a letter that either answer has in both cases: a
-    ring's radii are R and r."""
+    """Both trees with the case of letters folded, as data sets vary it, except for a letter that either answer has in
+    both cases: a ring's radii are R and r."""
     names = [_symbols(given), _symbols(truth)]
     both = {name.casefold() for own in names for name in own if sum(n.casefold() == name.casefold() for n in own) > 1}
 
@@ -116,7 +117,7 @@ def _in_one_case(given: Node, truth: Node) -> tuple[Node, Node]:
 
 
 def _plain(tree: Node) -> Node:
-    """``x \\in S`` as S, an inequality of one symbol as an interval."""
+    """``x \\in S`` as S, an inequality in one symbol as an interval, a list of intervals as a union."""
     if tree.kind in _COLLECTIONS:
         parts = tuple(_plain(part) for part in tree.parts)
         is_region = tree.kind == "list" and all(_is_interval(part) for part in parts)
@@ -134,7 +135,7 @@ def _is_interval(tree: Node) -> bool:
 
 
 def _infinity(tree: Node) -> str:
-    """Its sign, where the tree is an infinity."""
+    """The sign of an infinity; "" for any other tree."""
     match tree:
         case Node("infinity"):
             return "+"
@@ -144,7 +145,7 @@ def _infinity(tree: Node) -> str:
 
 
 def _interval(tree: Node, signs: list[str]) -> Node | None:
-    """``a < x \\le b`` as ``(a, b]``, ``x > a`` as ``(a, \\infty)``."""
+    """``a < x \\le b`` as ``(a, b]``, ``x > a`` as ``(a, \\infty)``; None for other relations."""
     endless = Node("infinity")
     match tree.parts, signs:
         case [low, Node(kind="symbol"), high], ["<" | "<=" as left, "<" | "<=" as right]:
@@ -163,7 +164,7 @@ def _interval(tree: Node, signs: list[str]) -> Node | None:
 
 
 def _alike(given: Node, truth: Node) -> tuple[Node, Node]:
-    """Where only one side names what it is (``x = 5``), or both do by different names, the values alone."""
+    """If only one of them is an equation (``x = 5``), its value alone, unless ``B = C`` would then pass for C."""
     if _is_equation(given) and not (_is_equation(truth) or truth.kind == "relation"):
         names_a_choice = truth.kind == "symbol" and any(part.kind == "symbol" for part in given.parts[:-1])
         return (given if names_a_choice else _value_named(given)), truth
@@ -190,7 +191,7 @@ def _value_named(tree: Node) -> Node:
 
 
 def _contradict(left: Node, right: Node, sign: str) -> bool:
-    """Whether two sides are different numbers, as in ``41 = 42``. A name is none, nor is a tuple."""
+    """Whether two sides are different numbers, as in ``41 = 42``. Names and tuples are not numbers."""
     if _symbols(left) or _symbols(right) or _count_signs(left) or _count_signs(right):
         return False
     try:
@@ -211,7 +212,7 @@ def _same_sign(name: str) -> str:
 
 
 def _members(tree: Node) -> list[Node]:
-    """The members of a list, set or union; both values of a ``\\pm``; else the tree itself."""
+    """The members of a list, set or union; both values of a ``\\pm``; otherwise the tree itself."""
     if tree.kind in _COLLECTIONS and tree.parts:
         return [member for part in tree.parts for member in _members(part)]
     if _count_signs(tree) > _MOST_SIGNS:
@@ -251,7 +252,7 @@ def _difference(equation: Node) -> Node:
 
 
 def _numeral(tree: Node) -> Numeral | None:
-    """The plain number that a tree writes, ``12\\frac{3}{5}`` and ``50%`` among them."""
+    """The plain number that a tree stands for, including ``12\\frac{3}{5}`` and ``50%``; None if it is not one."""
     match tree:
         case Node("number"):
             return Numeral(tree.value, "integer" if tree.value.denominator == 1 else "decimal")
@@ -287,7 +288,7 @@ def _same_formula(given: Node, truth: Node) -> bool:
 
 
 def _proportional(one: Node, other: Node) -> bool:
-    """Whether one is a constant times the other."""
+    """Whether one is a constant multiple of the other."""
     names = _symbols(one) | _symbols(other)
     if not names:
         return False  # any two numbers are
@@ -302,7 +303,7 @@ def _proportional(one: Node, other: Node) -> bool:
 
 
 def _agree(names: set[str], both: Callable[[dict[str, Fraction]], tuple[Any, Any]]) -> bool:
-    """Whether the two values coincide wherever they exist."""
+    """Whether the two values are equal wherever both exist, at enough points."""
     agreed = 0
     for symbols in _points(names):
         try:
@@ -332,7 +333,7 @@ def _symbols(tree: Node) -> set[str]:
 
 
 def _points(names: set[str]) -> list[dict[str, Fraction]]:
-    """The same points for every grader: values of both signs, none of them special."""
+    """Points of evaluation, the same for every grader: values of both signs, none of them special."""
     rng = random.Random(20240229)
     return [
         {

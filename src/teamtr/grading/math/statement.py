@@ -1,15 +1,15 @@
-r"""What a reply states as its answer: the policy, in one place.
+r"""Extracts the answer that a reply states: the policy, in one place.
 
-What is read is what follows the thinking (``thinking.py``). The first of these that is there:
+Only what follows the thinking is read (``thinking.py``). The answer is the first of these that is present:
 
 1. the last ``\boxed{...}`` (or ``\fbox{...}``) whose braces balance and which is not empty;
 2. the later of the last ``Answer: ...`` (``the answer is ...``, ``答案是 ...``) and the last ``#### ...`` before a
    number;
-3. what is nothing but an answer: one line with no more than two words in it;
-4. only when asked for (``last_number=True``), the last number written.
+3. the whole text, if it is nothing but an answer: one line with at most two words;
+4. only with ``last_number=True``, the last number in the text.
 
-What is too long for an answer is none, and an announcement stands in the last 50,000 characters: a megabyte of text
-costs a few milliseconds.
+Text that is too long is never an answer, and announcements are only searched for in the last 50,000 characters, so that
+a megabyte of text costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ LONGEST_ANSWER = 2000  # characters; the longest of the benchmarks has 159
 
 _BOXES = ("\\boxed", "\\fbox", "\\framebox")
 _COMMAND = re.compile(r"\\[a-z]+\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is none
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace does not count
 _ANSWER = re.compile(r"(?:\banswer\b[*_`]*[^\S\n]*(?:is\b|are\b|:|：)|答案[是为:：])[*_`:：]*", re.IGNORECASE)
 _HASHES = re.compile(r"####")
-_HINTS = {_ANSWER: ("answer", "答案"), _HASHES: ("####",)}  # without which a pattern need not be tried
+_HINTS = {_ANSWER: ("answer", "答案"), _HASHES: ("####",)}  # a pattern is only tried if one of these occurs
 _NUMBER_LINE = re.compile(r"\\?[$€£]?\s*[-+−]?\s*\\?[$€£]?\d[\d.,/]*\s*(?:\\?%|[A-Za-z°]+)?\.?")
 _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$([^$\s](?:[^$]*[^$\s\\])?)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]"
-)  # from the last sign that opens: each of thousands would look for its end anew
+)  # from the last opening delimiter: otherwise each of thousands would search for its end again
 _DISPLAYED = re.compile(r"[\s*_`]*(?:\$\$.+?\$\$|\\\[.+?\\\])", re.DOTALL)
 _SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
-_MOST_TRIED = 20  # boxes or announcements, from the end: a text that states nothing so often states nothing
-_TAIL = 50_000  # characters in which an announcement is looked for
+_MOST_TRIED = 20  # boxes or announcements, from the end
+_TAIL = 50_000  # characters at the end that are searched for an announcement
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
 def stated_answer(reply: str, *, last_number: bool = False) -> str | None:
-    """The answer that the reply states, as it wrote it; None when it states none."""
+    """The answer that the reply states, as written; None if it states none."""
     after = after_thinking(reply)
     said = last_boxed(after) or _announced(after) or _bare(after) or (_last_number(after) if last_number else None)
     return said if said and len(said) <= LONGEST_ANSWER else None
 
 
 def last_boxed(text: str) -> str | None:
-    """The inside of the last box that closes and is not empty, stripped."""
+    """The content of the last box that is closed and not empty, stripped."""
     end = len(text)
     for _ in range(_MOST_TRIED):
         end = max(text.rfind(box, 0, end) for box in _BOXES)
@@ -60,7 +60,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _inside_braces(text: str) -> str | None:
-    """What the brace encloses that follows the command at once; None where none does, or it does not close."""
+    """The content of the braces that directly follow the command; None if there are none, or they are not closed."""
     command = _COMMAND.match(text)
     if command is None:
         return None
@@ -81,7 +81,7 @@ def _announced(text: str) -> str | None:
 
 
 def _last_announced(pattern: re.Pattern[str], text: str) -> tuple[int, str] | None:
-    """(where, what) of the last announcement of something; hashes announce nothing but a number or a formula."""
+    """(position, text) of the last announcement that is not empty; ``####`` only announces a number or a formula."""
     for match in reversed(deque(pattern.finditer(text), maxlen=_MOST_TRIED)):
         line = _line_at(text, match.end())
         said = tidy(line)
@@ -93,8 +93,7 @@ def _last_announced(pattern: re.Pattern[str], text: str) -> tuple[int, str] | No
 
 
 def _line_at(text: str, at: int) -> str:
-    """The rest of the line, or the next line that is not blank when nothing is left of this one; a formula set off
-    from the text in full."""
+    """The rest of the line, or the next nonblank line if nothing is left of this one; a displayed formula in full."""
     rest = text[at : at + 2 * LONGEST_ANSWER]
     if displayed := _DISPLAYED.match(rest):
         return displayed.group().strip(" \t\r\n*_`").replace("\n", " ")
@@ -103,7 +102,7 @@ def _line_at(text: str, at: int) -> str:
 
 
 def tidy(said: str) -> str:
-    """Without emphasis, the rest of a paragraph, a full stop, and words round the one formula in it."""
+    """The text without emphasis, further sentences, a final full stop, and words around a single formula."""
     said = said.strip(" \t\r\n*_`")
     said = _SENTENCE_END.split(said, maxsplit=1)[0]
     formulas = list(_MATH.finditer(said))

@@ -1,7 +1,7 @@
-r"""The cheap part of comparing two answers: how they are written, and plain numbers.
+r"""The cheap part of comparing two answers: normalizing notation, and comparing plain numbers.
 
 ``quick_same`` decides what needs no algebra (most of what a model writes) by string operations and exact arithmetic;
-the rest goes to a worker. Two rules of the MATH data set are kept on purpose: where the truth is an integer the answer
+the rest goes to a worker. Two rules of the MATH data set are kept on purpose: if the truth is an integer, the answer
 must be written as a number (``2^3`` is no answer to "what is 2^3?"), and a fraction must be reduced.
 """
 
@@ -31,13 +31,13 @@ _CHARACTERS = str.maketrans(
     | {"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
 LONGEST_NUMBER = 2_000
-"""Characters: what is longer is no number that anybody states, and more than Python converts."""
+"""Maximum number of characters of a number, which keeps it within what Python converts."""
 
 _BLANK = re.compile(r" (?!\d)|(?<!\d) |(?<=\d) (?=\d{3}(?!\d))")
 _BLANKS = re.compile(r" {2,}")
 _OPENED_BY = {"(": "(", ")": "(", "[": "[", "]": "["}
 _BRACKET_OR_THOUSANDS = re.compile(r"[()\[\]]|(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
-_END = r"(?![A-Za-z])"  # of a command's name
+_END = r"(?![A-Za-z])"  # the end of a command's name
 _REPLACEMENTS = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
@@ -70,7 +70,7 @@ _DEGREE_OR_FUNCTION = re.compile(
 _THIN_THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")  # 1,\!000  10{,}000  58\,500
 _UNIT_TEXT = re.compile(
     r"(?<=[^\s,=])\s*\\text\s*\{(?![^{}]*(?:\d|\b(?:or|and|not|nor)\b))[^{}]*\}\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*\.?$"
-)  # a number within it, or an "or", makes it more than a unit
+)  # text with a number or an "or" is more than a unit
 _UNIT_WORDS = re.compile(
     r"(?<=[\d}%)])\s*(?:(?:mm|cm|km|kg|mph|ft|in|ml|sq)|\s(?!(?:or|and)\b|sin|cos|tan|cot|sec|csc|log|sqrt)[A-Za-z]{3,}"
     r"(?:\s+(?!(?:or|and)\b)[A-Za-z]+)*)\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*\.?$"
@@ -99,9 +99,9 @@ _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)")
 
 @dataclass(frozen=True)
 class Numeral:
-    """A number as it is written: ``form`` is "integer", "decimal", "scientific" or "fraction"; ``reduced`` speaks of a
-    fraction, ``figures`` and ``places`` (all digits, and those behind the point) of a decimal. ``50%`` has value 50
-    and ``percent`` set; what it is worth is a half."""
+    """A number as written: ``form`` is "integer", "decimal", "scientific" or "fraction"; ``reduced`` is about
+    fractions, ``figures`` and ``places`` (all digits, and those after the point) about decimals. ``50%`` has value 50
+    and ``percent`` set; its ``worth`` is one half."""
 
     value: Fraction
     form: str
@@ -111,8 +111,8 @@ class Numeral:
     places: int = 0
 
     def answers(self, truth: Numeral) -> bool:
-        """Whether this answer is right where that is the truth. A percentage is so many hundredths: ``50%`` answers
-        0.5 and not 50. Only where the truth itself has the sign may it be left out, like a unit."""
+        """Whether this answer is right for that truth. A percentage is a number of hundredths: ``50%`` answers 0.5 and
+        not 50. The sign may only be left out, like a unit, if the truth itself has it."""
         left_out = truth.percent and not self.percent and self.value == truth.value
         if self.worth != truth.worth and not left_out:
             return truth.form == "fraction" and self._rounds(truth)
@@ -125,18 +125,18 @@ class Numeral:
         return self.value / 100 if self.percent else self.value
 
     def rounds_to(self, other: Numeral) -> bool:
-        """Whether the other is this, rounded to the places that it is written with."""
+        """Whether the other is this number, rounded to the places that the other is written with."""
         return abs(self.worth - other.worth) <= Fraction(10) ** -other.places / 2 / (100 if other.percent else 1)
 
     def _rounds(self, truth: Numeral) -> bool:
-        """A decimal as a computer prints a fraction, right to its last place."""
+        """Whether this is the truth, a fraction, as a computer prints it: a decimal correct to its last place."""
         near = abs(self.value - truth.worth) <= Fraction(10) ** -self.places
         return self.figures >= _FIGURES_OF_A_COMPUTER and not self.percent and near
 
 
 def clean(text: str) -> str:
-    """The answer with everything gone that is only typography, money, degrees or a full stop."""
-    # Thousands first: without its degree signs, a list of angles would be one number.
+    """The answer without typography, currency signs, degree signs and a final full stop."""
+    # Thousands first: without its degree signs, a list of angles would become one number.
     text = _join_thousands(_THIN_THOUSANDS.sub("", _BLANKS.sub(" ", text.translate(_CHARACTERS))))
     for pattern, new in _REPLACEMENTS:
         text = pattern.sub(new, text)
@@ -145,7 +145,7 @@ def clean(text: str) -> str:
 
 
 def _without_degrees(text: str) -> str:
-    """Without signs of degrees, but for those in the argument of a function: the tangent of 15 is another number."""
+    """The text without degree signs, except in the argument of a function: there they change the value."""
     in_function = False
 
     def kept(found: re.Match[str]) -> str:
@@ -159,7 +159,7 @@ def _without_degrees(text: str) -> str:
 
 
 def _join_thousands(text: str) -> str:
-    """``1,234`` as one number, but not within brackets, where it is a pair."""
+    """The text with ``1,234`` as one number, except within brackets, where it is a pair."""
 
     depth = {"(": 0, "[": 0}
 
@@ -174,7 +174,7 @@ def _join_thousands(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without braces or ``\\text`` round the whole. A few times over: each looks through all of the text."""
+    """The text without braces or ``\\text`` around all of it. Limited to a few layers: each scans the whole text."""
     for _ in range(_MOST_WRAPPINGS):
         opening = re.match(r"(?:\\text\s*)?\{", text)
         if opening is None or not _closes_at_end(text, opening.end()):
@@ -184,7 +184,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closes_at_end(text: str, start: int) -> bool:
-    """Whether the brace that opens before ``start`` is closed by the last character, and not before."""
+    """Whether the brace that opens just before ``start`` is closed by the last character, and not before."""
     depth = 1
     for at in range(start, len(text)):
         if text[at - 1] != "\\":
@@ -195,14 +195,14 @@ def _closes_at_end(text: str, start: int) -> bool:
 
 
 def without_units(text: str) -> str:
-    """A cleaned answer without ``\\text{ cm}^2`` or a word after its number."""
+    """A cleaned answer without units, such as ``\\text{ cm}^2`` or a word after its number."""
     while (shorter := _UNIT_TEXT.sub("", text).rstrip()) != text and shorter[-1] not in "+-*/^_=<>":
         text = shorter
     return _UNIT_WORDS.sub("", text).rstrip()
 
 
 def last_side(text: str) -> str:
-    """What stands after the last sign of equality; all of it where there is none."""
+    """The text after the last equality sign; all of it if there is none."""
     return _EQUALS.split(text)[-1].strip()
 
 
@@ -244,7 +244,8 @@ def numeral(text: str) -> Numeral | None:
 
 
 def _squeezed(text: str) -> str:
-    """Without blanks, but for those between digits that part no thousands: ``4 2`` is not 42, and ``42 000`` is."""
+    """The text without blanks, except between digits where they do not separate thousands: ``4 2`` is not 42, but
+    ``42 000`` is 42000."""
     return _BLANK.sub("", text)
 
 
@@ -255,15 +256,15 @@ def _without_brackets(text: str) -> str:
 
 
 def words(text: str) -> str | None:
-    """The words that a cleaned answer is, for comparison: ``(C)`` as ``c``; None where it is not words."""
+    """The words of a cleaned answer, for comparison: ``(C)`` as ``c``; None if it is not words."""
     bare = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).strip(" ().")
     return "".join(bare.casefold().split()) if _WORDS.fullmatch(bare) else None
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """An answer cut at its signs of equality: what stands last, and whether the others agree with it (None: it would
-    take algebra to tell). ``41 = 42`` states two numbers; ``x = 42`` states one and its name."""
+    """An answer split at its equality signs: the last side, the others, and whether all agree (None: that needs
+    algebra). ``41 = 42`` states two numbers; ``x = 42`` states one and its name."""
 
     named: tuple[str, ...]
     last: str
@@ -271,7 +272,7 @@ class _Sides:
 
 
 def _sides(text: str) -> _Sides:
-    """Not cut where what stands before a sign is a list: ``41, x = 42`` are two answers."""
+    """Split at equality signs, unless a side before one is a list: ``41, x = 42`` are two answers."""
     sides = [side.strip() for side in _EQUALS.split(text)]
     if any(_is_list(side) for side in sides[:-1]):
         return _Sides((), text, True)
@@ -291,7 +292,7 @@ def _is_list(text: str) -> bool:
 
 
 def _agree(left: str, right: str, sign: str) -> bool | None:
-    """Whether two neighbors state one number; True where the left one is a name, None where it needs algebra."""
+    """Whether two neighbors state the same number; True if the left one is a name, None if it needs algebra."""
     number, other = numeral(without_units(left)), numeral(without_units(right))
     if number is not None and other is not None:
         return number.worth == other.worth or (sign.startswith("\\approx") and number.rounds_to(other))
@@ -300,7 +301,7 @@ def _agree(left: str, right: str, sign: str) -> bool | None:
 
 
 def quick_same(given: str, truth: str) -> bool | None:
-    """Whether the answer is right, where that can be told without algebra; None where it cannot."""
+    """Whether the answer is right, if that can be decided without algebra; None if not."""
     given, truth = clean(given), clean(truth)
     if _squeezed(given) == _squeezed(truth):
         return True
@@ -311,7 +312,7 @@ def quick_same(given: str, truth: str) -> bool | None:
         if len(truth_words) > 2:
             return said_words == truth_words
         if said_words == truth_words:
-            return not any(len(words(name) or "") == 1 for name in said.named)  # B = C is no choice
+            return not any(len(words(name) or "") == 1 for name in said.named)  # B = C does not state C
     if said.named and right.named and said.named != right.named:
         number, expected = numeral(without_units(given)), numeral(without_units(truth))
     else:

@@ -1,4 +1,4 @@
-"""A cleaned answer cut into the words of ``grading/math/parse.py``: numbers, commands, letters that multiply, signs."""
+"""The tokenizer of ``grading/math/parse.py``: numbers, commands, single letters and signs of a cleaned answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LONGEST_NUMBER = 2_000  # digits; Python converts twice as many
 
 
 class UnreadableError(Exception):
-    """Not an answer that the grammar knows."""
+    """The answer is not in the grammar."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -47,7 +47,7 @@ _TEXT = re.compile(r"\s*\{([^{}]*)\}")
 
 
 def tokens(text: str) -> list[str]:
-    """In order. A ``\\text{...}`` is one, without its closing brace; "or" and "and" are commas."""
+    """The tokens in order. A ``\\text{...}`` is one token, without its closing brace; "or" and "and" become commas."""
     found: list[str] = []
     text, at = text.rstrip(), 0
     while at < len(text):
@@ -71,7 +71,7 @@ def tokens(text: str) -> list[str]:
 
 
 def _letters(word: str) -> list[str]:
-    """A name that is written without a backslash on a keyboard, an "or", or letters that multiply."""
+    """The tokens of a word: names that are typed without a backslash, an "or", or single letters, which multiply."""
     if word in ("or", "and"):
         return [","]
     for length in range(min(len(word), 8), 1, -1):

@@ -1,8 +1,8 @@
-"""The value of an answer's tree at given values of its symbols: exact where it is rational, else to many digits.
+"""Evaluates an answer's tree at given values of its symbols: exactly if it is rational, otherwise to many digits.
 
 Nothing here can hang: a power, a factorial or a number of digits beyond a bound raises ``TooLargeError`` before it is
-computed. Two trees that agree at several random points are the same function (as surely as chance can tell: for
-rational functions that is the Schwartz-Zippel lemma), which asks for no simplification at all.
+computed. Two trees that agree at several random points are the same function with high probability (for rational
+functions by the Schwartz-Zippel lemma), so no simplification is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_FACTORIAL = 10_000
 LARGEST_EXPONENT = 10_000
 
 Value = Any
-"""A Fraction, or a number of mpmath."""
+"""A Fraction, or an mpmath number."""
 
 _CONSTANTS = {"\\pi": lambda: mpmath.pi(), "e": lambda: mpmath.e(), "i": lambda: mpmath.mpc(0, 1)}
 _FUNCTIONS = {name: getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
@@ -43,11 +43,11 @@ _FUNCTIONS |= {
 
 
 class TooLargeError(ArithmeticError):
-    """A number that no exact arithmetic should be asked to hold."""
+    """A number that is too large to compute."""
 
 
 class NoValueError(Exception):
-    """A tree without a number as its value."""
+    """A tree whose value is not a number."""
 
 
 def is_constant(name: str) -> bool:
@@ -55,7 +55,7 @@ def is_constant(name: str) -> bool:
 
 
 def value(tree: Node, symbols: Mapping[str, Fraction]) -> Value:
-    """Raises NoValueError, TooLargeError, or ZeroDivisionError where it has none."""
+    """The value of a tree. Raises NoValueError, TooLargeError, or ZeroDivisionError if it has none."""
     parts = tree.parts
     match tree.kind:
         case "number":
@@ -80,7 +80,7 @@ def value(tree: Node, symbols: Mapping[str, Fraction]) -> Value:
 
 
 def far_apart(one: Value, other: Value) -> bool:
-    """Different beyond any doubt that rounding could raise."""
+    """Whether the values differ by more than rounding can explain."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one != other
     first, second = _finite(one), _finite(other)
@@ -92,7 +92,7 @@ def distance(one: Value, other: Value) -> Value:
 
 
 def coincide(one: Value, other: Value) -> bool:
-    """Equal to a hundred digits behind the point, for values found with a precision far beyond that."""
+    """Whether the values agree in a hundred decimal places, if computed with a precision far beyond that."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     return bool(abs(_finite(one) - _finite(other)) < mpmath.mpf(10) ** -100)
@@ -106,7 +106,7 @@ def _finite(number: Value) -> Value:
 
 
 def digits(number: Value) -> int:
-    """Digits before the point."""
+    """Number of digits before the point."""
     size = abs(number)
     if isinstance(size, Fraction):
         return max(0, (size.numerator.bit_length() - size.denominator.bit_length()) * 30103 // 100000)

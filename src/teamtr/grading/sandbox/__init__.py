@@ -1,6 +1,6 @@
-"""Untrusted code, run where it can do no harm.
+"""Runs untrusted code in isolated processes.
 
-``client`` is the side of the training process. The other modules are never imported by it, only started: ``server``
-takes jobs and forks a process for each; ``isolation`` and ``syscalls`` restrict that process; ``program`` runs the
-untrusted code in it, and is the only file of the library that executes text.
+``client`` runs in the training process. It never imports the other modules, but starts them: ``server`` takes jobs and
+forks a process for each; ``isolation`` and ``syscalls`` restrict that process; ``program`` runs the untrusted code in
+it, and is the only file of the library that executes text.
 """

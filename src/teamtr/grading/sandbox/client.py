@@ -1,21 +1,21 @@
-"""Code from a dataset or a model, run where it can do no harm and where lying earns nothing.
+"""Runs code from a dataset or a model in a sandbox, where it can do no harm and gains nothing by false results.
 
     with Sandbox() as sandbox:
         sandbox.run([Program("def double(x): return 2 * x", "double", [[1], [4]])])    # [Result("ok", [2, 8])]
         sandbox.verify([Verification("def small(x): return len(x) < 3", "{1, 2}", ["small"])])  # [Result("ok", True)]
 
-Each job has a process of its own, forked from a server that has imported what jobs may import; see ``isolation.py``
-for what that process is kept from. Where the system offers no namespaces, limits and what else there is must do, and
-a warning says so once.
+Each job has a process of its own, forked from a server that has imported what jobs may import; ``isolation.py`` lists
+the restrictions of that process. If the system offers no namespaces, the remaining restrictions must suffice, and a
+warning says so once.
 
-What is believed, and whom:
+What is trusted:
 
-* A *verification* runs a dataset's code on an answer that is data. The code is kept from doing harm, but its word is
-  taken, for it could always say True. Only a plain true value counts: not what it prints, not its exit status, not an
-  object that claims to equal True.
-* A *program* is written by a model, and its word is taken for nothing but the values that it returns. What they should
-  be never enters the sandbox; compare them here, with ``same_json``. Code under test and a secret in one interpreter
-  cannot be kept apart, so there is no secret.
+* A *verification* runs a dataset's code on an answer that is data. The code is kept from doing harm, but its verdict is
+  trusted, since it could always return True. Only a plain true value counts: not what it prints, not its exit status,
+  not an object that claims to equal True.
+* A *program* is written by a model, and only the values that it returns are used. The expected values never enter the
+  sandbox; compare them here, with ``same_json``. Code under test and a secret in one interpreter cannot be kept apart,
+  so there is no secret.
 
 In both, an answer counts only with the job's nonce, which the job's process has never held.
 """
@@ -54,19 +54,19 @@ PRELOADED = (
     *("json", "math", "numbers", "operator", "pprint", "random", "re", "statistics", "string", "struct", "sys"),
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "weakref", "_strptime", "encodings.gbk"),
 )
-"""Modules that a job may import: all of what puzzles and small programs use, nothing that is not Python's own."""
+"""Modules that a job may import: all that puzzles and small programs use, and only the standard library."""
 
 _BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from sandbox.server import main; main()"
 _GRACE_S = 10.0
 _SECONDS_TO_START = 60.0
-_LONGEST_FRAME = 1 << 40  # the server keeps to each job's own limit
+_LONGEST_FRAME = 1 << 40  # the server enforces each job's own limit
 _LONGEST_MESSAGE = 1000
 _OTHER_FORM = Result("crash", message="an answer of another form")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job may use: processor time (by the clock ten times that), address space, and bytes to answer with."""
+    """Limits of one job: processor time (ten times that on the wall clock), address space, and size of the reply."""
 
     seconds: float = 5.0
     memory_bytes: int = 1024 * MIB
@@ -79,12 +79,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verification:
-    """Checks that ``code`` defines, to be called with one argument.
+    """Checks defined by ``code``, to be called with one argument.
 
     Attributes:
         code: Python source.
         argument: a Python literal, as ``repr`` writes it (so that it may hold sets and tuples).
-        checks: names in the code: each a function or a list of functions. All get the same object, in this order.
+        checks: names in the code, each of a function or a list of functions. All get the same object, in this order.
     """
 
     code: str
@@ -108,13 +108,13 @@ class Program:
 
 
 class Sandbox(Owner):
-    """Runs verifications and programs, each in a process of its own behind all walls that the system has.
+    """Runs verifications and programs, each in its own process with all isolation that the system supports.
 
     Args:
-        workers: servers; each runs one job at a time.
-        limits: of each job, unless a call says otherwise.
-        preload: modules that jobs may import, whatever ``sys.path`` here offers.
-        without: walls (names in ``WALLS``) not to raise, to try what holds without them.
+        workers: number of server processes; each runs one job at a time.
+        limits: of each job, unless a call gives others.
+        preload: the modules that jobs may import; nothing else of ``sys.path`` is available to them.
+        without: kinds of isolation (names in ``WALLS``) to leave out, to test what holds without them.
     """
 
     def __init__(
@@ -135,19 +135,19 @@ class Sandbox(Owner):
         super().__init__(partial(_end_all, self._servers))
 
     def missing(self) -> dict[str, str]:
-        """The walls that are not there, and why."""
+        """The kinds of isolation that are missing, and why."""
         with self._use():
             return dict(self._servers[0].missing())
 
     def verify(self, jobs: Sequence[Verification], limits: Limits | None = None) -> list[Result]:
-        """Per job, whether all checks hold; when one does not, ``message`` says which and what it returned.
+        """Per job, whether all checks hold; if one does not, ``message`` says which and what it returned.
 
-        Code that does not load, dies or says nothing is a crash.
+        Code that does not load, dies or gives no reply is a crash.
         """
         return [_verdict(result) for result in self._run([job.job() for job in jobs], limits)]
 
     def run(self, jobs: Sequence[Program], limits: Limits | None = None) -> list[Result]:
-        """Per job, the list of what the function returned; a crash when it raises on any input."""
+        """Per job, the list of the function's return values; a crash if it raises on any input."""
         results = self._run([job.job() for job in jobs], limits)
         return [_values(result, len(job.inputs)) for job, result in zip(jobs, results, strict=True)]
 
@@ -171,7 +171,8 @@ class Sandbox(Owner):
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equal in value and in type at every place: 1 is neither True nor 1.0. For values as ``json`` reads them."""
+    """Whether two values are equal in value and type throughout: 1 is neither True nor 1.0. For values parsed by
+    ``json``."""
     if type(left) is not type(right):
         return False
     if isinstance(left, list):
@@ -182,7 +183,7 @@ def same_json(left: Any, right: Any) -> bool:
 
 
 class _Server:
-    """One server process and our end of its channel. Restarts by itself when used after ``end``."""
+    """One server process and our end of its channel. Restarted automatically when used after ``end``."""
 
     def __init__(self, hello: Mapping[str, Any], unwanted: Mapping[str, str]) -> None:
         self._hello = hello
@@ -213,11 +214,11 @@ class _Server:
             self.end()
             return Result("crash", message="the sandbox's server ended, hung or lost the thread, and was replaced")
         except BaseException:
-            self.end()  # an interrupt leaves an answer on its way, which the next job must not read
+            self.end()  # an interrupt leaves an answer in the channel, which the next job must not read
             raise
 
     def end(self) -> None:
-        """Close the channel: the server kills what runs and ends. If it does not, end it the hard way."""
+        """Close the channel, on which the server kills its job and exits. If it does not exit, kill it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -251,7 +252,7 @@ class _Server:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd="/",
-                start_new_session=True,  # also keeps the user's Ctrl-C from it
+                start_new_session=True,  # also shields it from the user's Ctrl-C
                 env={**kept, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             )
         self._channel = Channel(ours, _LONGEST_FRAME)
@@ -269,7 +270,7 @@ class _Server:
 
 
 def _result(channel: Channel, deadline: float) -> Result:
-    """What the job wrote, and it may have written anything."""
+    """The result that the job wrote; it may have written anything."""
     try:
         said = channel.receive(deadline)
     except GarbledError as garbled:

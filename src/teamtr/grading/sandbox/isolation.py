@@ -1,13 +1,13 @@
-"""The walls around untrusted code, from the kernel's side; each may be missing on some machine, and then says why.
+"""Isolation of untrusted code by the kernel. Each kind may be missing on some machine, with a recorded reason.
 
-Raised once, by the server (``enter``):
+Set up once, by the server (``enter``):
 
-    user namespace      no right over anything outside; root becomes nobody
+    user namespace      no privileges outside; root becomes nobody
     network namespace   not even a loopback device
-    process namespace   no process outside can be seen or signalled; when the server ends, all within ends
+    process namespace   no process outside can be seen or signaled; when the server ends, all processes inside end
     empty root          a file system without a single file (without namespaces: a removed folder, for root only)
 
-Raised around each job (``restrict``):
+Set up for each job (``restrict``):
 
     plain user          root becomes nobody
     limits              on any POSIX system, always: no new process or thread, no new descriptor (so that no file,
@@ -51,13 +51,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NoNamespacesError(OSError):
-    """The system gives none, or gave one that is of no use; this process cannot go back and must be replaced."""
+    """The system offers no namespaces, or unusable ones; this process cannot go back and must be replaced."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """``missing[name]`` says why there is no such wall; ``init`` is true in process 1 of a namespace of its own;
-    ``nobody`` when each job has yet to give up root."""
+    """The isolation that is in effect. ``missing[name]`` says why a kind is missing; ``init`` is true in process 1 of
+    its own namespace, ``nobody`` if each job still has to give up root."""
 
     missing: dict[str, str]
     init: bool
@@ -65,10 +65,10 @@ class Isolation:
 
 
 def enter(without: dict[str, str]) -> Isolation:
-    """Shut this process in as far as the system allows; returns in the process that is to serve.
+    """Isolate this process as far as the system allows; returns in the process that is to serve.
 
-    ``without`` names walls to leave out, and why. With namespaces the caller stays outside for good: it waits for the
-    child in which this function returns, and ends with it. Raises NoNamespacesError.
+    ``without`` names kinds of isolation to leave out, and why. With namespaces, the calling process stays outside and
+    never returns: it waits for the child in which this function returns, and ends with it. Raises NoNamespacesError.
     """
     missing = dict(without)
     if _LINUX:
@@ -89,7 +89,7 @@ def enter(without: dict[str, str]) -> Isolation:
 
 
 def restrict(isolation: Isolation, keep_fd: int, seconds: float, memory_bytes: int) -> None:
-    """Around one job, in its own process: afterwards only computing and writing to ``keep_fd`` are left."""
+    """Restrict one job, in its own process: afterwards it can only compute and write to ``keep_fd``."""
     os.setsid()
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, 1024)
@@ -131,16 +131,17 @@ def _enter_namespaces() -> None:
 
 
 def _unshare() -> None:
-    """New namespaces, in which we are nobody. Outside, root is nobody as well and others are themselves."""
+    """Enter new namespaces, in which we are nobody. Outside, root is mapped to nobody too if possible, and any other
+    user to itself."""
     us = os.getpid()
     outside = [(os.geteuid(), os.getegid())]
     if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # in a user namespace already, where groups may not be given up
+        with contextlib.suppress(OSError):  # in a user namespace already, where groups may not be dropped
             os.setgroups([])
         outside.insert(0, (NOBODY, NOBODY))
     ready_read, ready_write = os.pipe()
     helper = os.fork()
-    if helper == 0:  # stays outside: from within, nobody may say that we are another than we were
+    if helper == 0:  # stays outside: a process inside may not map itself to another user
         os.close(ready_write)
         os._exit(0 if os.read(ready_read, 1) and any(_map_user(us, *ids) for ids in outside) else 1)
     os.close(ready_read)
@@ -179,19 +180,19 @@ def _become_nobody(*, groups: bool = True) -> None:
 
 
 def _mount_empty_root() -> None:
-    """Within a mount namespace: an empty, read-only file system in the place of everything."""
+    """In a mount namespace: replace the root with an empty, read-only file system."""
     anywhere = b"/proc"
     _call(_libc.mount, b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     _call(_libc.mount, b"none", anywhere, b"tmpfs", flags, b"size=4k,mode=555")
     os.chdir(anywhere)
-    _call(_libc.pivot_root, b".", b".")  # the old root now lies on top of the new one
+    _call(_libc.pivot_root, b".", b".")  # the old root is now mounted on top of the new one
     _call(_libc.umount2, b".", _MNT_DETACH)
     os.chdir("/")
 
 
 def _chroot_to_nothing() -> None:
-    """Without namespaces, for root: a directory that has been removed, so that not even it can be written to."""
+    """Without namespaces, for root: change the root to a removed directory, in which nothing can be created."""
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     os.rmdir(folder)
@@ -203,13 +204,13 @@ def _chroot_to_nothing() -> None:
 
 def _drop_capabilities() -> None:
     for capability in range(_MOST_CAPABILITIES):
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # those beyond the last are refused
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for numbers beyond the last capability
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _call(_libc.capset, header, (ctypes.c_uint32 * 6)())
 
 
 def _check_call_filter() -> None:
-    """It must refuse a call that never fails otherwise."""
+    """Check that the filter refuses a call that never fails otherwise."""
     syscalls.instructions()
 
     def filtered() -> bool:
@@ -221,7 +222,7 @@ def _check_call_filter() -> None:
 
 
 def _check_nobody() -> None:
-    """In some containers root is the only user."""
+    """Check that root can become another user: in some containers it is the only one."""
 
     def changed() -> bool:
         _become_nobody()
@@ -232,7 +233,7 @@ def _check_nobody() -> None:
 
 
 def _in_child(test: Callable[[], bool]) -> bool:
-    """What cannot be undone is tried in a process of its own."""
+    """Run a test in a child process, since its effects cannot be undone."""
     child = os.fork()
     if child == 0:
         passed = False

@@ -1,7 +1,7 @@
-"""Runs untrusted code, in a process that is already shut in, and writes what it returned.
+"""Runs untrusted code in a process that is already isolated, and writes what it returned.
 
-Nothing here is secret and nothing is decided here: the code shares this interpreter and may rewrite all of it. What it
-can gain is to report other values than it computed, which it could as well have returned.
+Nothing here is secret and nothing is decided here: the code shares this interpreter and may rewrite all of it. All that
+it can gain is to report other values than it computed, which it could just as well have returned.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LONGEST_ERROR = 500
 
 
 def run(job_text: bytes, reply_fd: int) -> None:
-    """Do the job and write one line of JSON: ``{"value": ...}`` or ``{"error": "..."}``."""
+    """Run the job and write one line of JSON: ``{"value": ...}`` or ``{"error": "..."}``."""
     try:
         job = json.loads(job_text)
         answer = {"value": _KINDS[job["kind"]](job)}
         line = json.dumps(answer, allow_nan=False)
-    except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError are the code's own affair
+    except BaseException as error:  # the code may also raise SystemExit, KeyboardInterrupt and MemoryError
         line = json.dumps({"error": _described(error)})
     unwritten = memoryview(line.encode())
     while unwritten:
@@ -33,10 +33,10 @@ def run(job_text: bytes, reply_fd: int) -> None:
 
 
 def _verify(job: dict[str, Any]) -> dict[str, Any]:
-    """Call every check with the one argument until one does not hold; ``failed`` is "" when all hold.
+    """Call every check with the one argument until one fails; ``failed`` is "" if all hold.
 
-    A check is a function of the code, or each function of a list. It holds when it returns a plain value that is
-    true: an object with ideas of its own about equality and truth is none.
+    A check is a function of the code, or each function of a list. It holds if it returns a true value of a plain
+    built-in type: other objects may redefine equality and truth.
     """
     argument = ast.literal_eval(job["argument"])
     names = _loaded(job["code"])
@@ -54,7 +54,7 @@ def _verify(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(job: dict[str, Any]) -> list[Any]:
-    """What the function returns for each list of arguments, as JSON can hold it."""
+    """The function's return values for each list of arguments, in JSON's types."""
     function = _loaded(job["code"])[job["function"]]
     return [_plain(function(*arguments)) for arguments in job["inputs"]]
 
@@ -63,7 +63,7 @@ _KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {"verify": _verify, "call":
 
 
 def _loaded(code: str) -> dict[str, Any]:
-    """The names that the code defines, run as a script is."""
+    """The names that the code defines when run as a script."""
     random.seed(0)  # a verdict must not change from one run to the next
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -72,7 +72,7 @@ def _loaded(code: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types; a tuple becomes a list. Anything else, subclasses too, is a TypeError."""
+    """The value in JSON's types; a tuple becomes a list. Raises TypeError for anything else, including subclasses."""
     kind = type(value)
     if value is None or _is_any(kind, (bool, int, float, str)):
         return value
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_any(kind: type, kinds: tuple[type, ...]) -> bool:
-    """By identity: a class may have a metaclass that says it equals any other."""
+    """Whether a type is one of ``kinds``, by identity: a metaclass may make a class equal to any other."""
     return any(kind is each for each in kinds)
 
 

@@ -1,4 +1,4 @@
-"""Forks a process for each job, shuts it in, and tells what came of it. Started by ``grading/sandbox.py``.
+"""Forks an isolated process for each job and reports its result. Started by ``grading/sandbox/client.py``.
 
 The channel is a socket on descriptor 0. A frame is eight bytes of length, then JSON::
 
@@ -7,9 +7,9 @@ The channel is a socket on descriptor 0. A frame is eight bytes of length, then 
     <- {"seconds": s, "clock_s": s, "memory_bytes": b, "reply_bytes": b}, the job, a nonce       three frames
     -> {"nonce": ..., "kind": "ok" | "timeout" | "crash", "message": ...}          and, when ok, what the job wrote
 
-The job's own process takes the job from the channel, before it is shut in and loses the channel. Only then does the
-server take the nonce. So the nonce is nowhere in the memory of a job, and neither is anything of the jobs before it:
-the server, of which it is a copy, has held no job, and has wiped the replies that it passed on unread.
+The job's own process reads the job from the channel before it is isolated and loses the channel. Only then does the
+server read the nonce. So the nonce is never in the memory of a job, and neither is anything of earlier jobs: the
+server, of which the job's process is a copy, has never held a job, and has wiped the replies that it forwarded unread.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from . import program
 from .isolation import Isolation, NoNamespacesError, enter, restrict
 
 HEADER_BYTES = 8
-TAKEN = b"\n"  # what a job's process writes when it has taken the job off the channel
-_OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGXCPU)  # a timer's and the kernel's limit, for jobs that stop the timer
+TAKEN = b"\n"  # what a job's process writes when it has read the job from the channel
+_OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGXCPU)  # the timer, and the kernel's limit for jobs that stop the timer
 COULD_NOT_SHUT_IN = 90  # exit status
 
 
 class _LostError(Exception):
-    """The owner has gone, or a job's process died in the middle of taking its job: nothing to go on with."""
+    """The owner is gone, or a job's process died while reading its job: the server cannot continue."""
 
 
 @dataclass(frozen=True)
 class _End:
-    """How a job ended, and how much of the buffer it filled; that is its reply when it is ``ok``."""
+    """How a job ended, and how many bytes of the buffer it filled, which are its reply if it is ``ok``."""
 
     kind: str
     message: str = ""
@@ -51,7 +51,7 @@ class _End:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 must not have a handler that a job could call
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 must not have a handler that a job could trigger
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     with contextlib.suppress(_LostError):
@@ -63,18 +63,18 @@ def main() -> None:
             _send(channel, {"failed": str(error)})
             os._exit(0)
         _send(channel, {"missing": isolation.missing})
-        os.dup2(0, 2)  # only now: a server that cannot start must be able to say why
+        os.dup2(0, 2)  # only now: a server that cannot start must be able to report why
         buffer = bytearray()
         while True:
             request = _receive(channel)
             if len(buffer) <= request["reply_bytes"]:
-                buffer = bytearray(request["reply_bytes"] + 1)  # one more, to see that a reply is too long
+                buffer = bytearray(request["reply_bytes"] + 1)  # one more, to detect a reply that is too long
             _serve(channel, isolation, memoryview(buffer), **request)
     os._exit(0)
 
 
 def _preload(path: list[str], names: list[str]) -> None:
-    """Import all that a job may import: later there is no file to import from."""
+    """Import all that a job may import, since there are no files to import from later."""
     sys.path[:] = path
     for name in names:
         importlib.import_module(name)
@@ -82,7 +82,7 @@ def _preload(path: list[str], names: list[str]) -> None:
     sys.path_importer_cache.clear()
     sys.meta_path.remove(importlib.machinery.PathFinder)
     os.environ.clear()
-    gc.freeze()  # so that a collection in a job does not touch, and so copy, every page of ours
+    gc.freeze()  # so that garbage collection in a job does not touch, and so copy, all of our pages
 
 
 def _serve(
@@ -116,7 +116,7 @@ def _serve(
 
 
 def _do_job(channel: socket.socket, reply_fd: int, isolation: Isolation, seconds: float, memory_bytes: int) -> None:
-    """In the child: never returns."""
+    """Run the job in the child process; never returns."""
     status = COULD_NOT_SHUT_IN
     try:
         job = _read_frame(channel)
@@ -130,12 +130,12 @@ def _do_job(channel: socket.socket, reply_fd: int, isolation: Isolation, seconds
 
 
 def _await(channel: socket.socket, reply_fd: int, clock_s: float, buffer: memoryview) -> _End:
-    """Take all that the job writes until it closes its pipe, unless it takes too long or writes too much. By the clock
-    it may take longer than by the processor: a busy machine makes no honest job late."""
+    """Read all that the job writes until it closes its pipe, unless it takes too long or writes too much. The
+    wall-clock limit is longer than that of processor time, so that a busy machine causes no timeouts."""
     deadline = time.monotonic() + clock_s
     poll = select.poll()
     poll.register(reply_fd, select.POLLIN)
-    poll.register(channel, select.POLLIN)  # before we answer, only the owner's end can come
+    poll.register(channel, select.POLLIN)  # before we answer, only the owner's disconnect makes it readable
     filled = 0
     while True:
         ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
@@ -152,7 +152,7 @@ def _await(channel: socket.socket, reply_fd: int, clock_s: float, buffer: memory
 
 
 def _end_all(child: int, isolation: Isolation) -> int:
-    """Kill the job and all that it started; returns the job's exit status, negative for a signal."""
+    """Kill the job and everything it started; returns the job's exit status, negative for a signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if isolation.init:
             os.kill(-1, signal.SIGKILL)  # everything in our namespace but ourselves
@@ -199,7 +199,7 @@ def _read_frame(channel: socket.socket) -> bytes:
 
 
 def _read(channel: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes: what follows is not for this process, or not yet."""
+    """Read exactly ``count`` bytes: what follows is not for this process, or not yet."""
     taken = bytearray()
     while len(taken) < count:
         chunk = channel.recv(min(count - len(taken), 1 << 20))

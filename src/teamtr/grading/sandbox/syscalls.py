@@ -1,7 +1,7 @@
-"""A filter on system calls (seccomp): what a pure computation needs is let through, all else is refused with EPERM.
+"""A filter on system calls (seccomp): those that a pure computation needs are allowed, all others fail with EPERM.
 
-There is no opening of a file or socket in the list, no new process, no signal to another, no tracing, no change of a
-limit. Any user may install it, also where namespaces are forbidden, and nothing can take it off again.
+The list has no call that opens a file or socket, starts a process, signals another one, traces, or changes a limit. Any
+user may install the filter, also where namespaces are forbidden, and nothing can remove it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Program(ctypes.Structure):
 
 @functools.cache
 def instructions() -> bytes:
-    """The filter as the kernel reads it; raises OSError where the numbers of calls are not known."""
+    """The filter in the kernel's format; raises OSError if the numbers of the system calls are not known."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _ARCHITECTURES or sys.maxsize < 1 << 32:
         raise OSError(f"no list of system calls for {sys.platform} on {machine}")
@@ -80,7 +80,7 @@ def instructions() -> bytes:
         (_JUMP_IF_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD_WORD, 0, 0, _OFFSET_OF_NUMBER),
-        # On a match jump over what is left of the list and over the refusal behind it.
+        # On a match, jump over the rest of the list and the refusal after it.
         *((_JUMP_IF_EQUAL, len(known) - i, 0, number) for i, number in enumerate(known)),
         (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
@@ -89,7 +89,7 @@ def instructions() -> bytes:
 
 
 def install(libc: ctypes.CDLL) -> None:
-    """From here on, for good; raises OSError when the kernel declines. Needs no_new_privs (walls.py)."""
+    """Install the filter, irrevocably; raises OSError if the kernel refuses. Needs no_new_privs (``isolation.py``)."""
     code = instructions()
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.addressof(buffer))

@@ -1,1 +1,1 @@
-"""A pool of killable workers for whatever is not trusted to end."""
+"""A pool of killable workers for code that may not terminate."""

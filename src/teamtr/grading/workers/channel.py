@@ -1,4 +1,4 @@
-"""Frames of JSON over a socket, under a deadline: how a pool speaks to processes that may never answer."""
+"""JSON frames over a socket with deadlines, for communication with processes that may never answer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class DeadError(Exception):
 
 
 class GarbledError(DeadError):
-    """The other side sent what is no frame: nothing that follows can be trusted, so it is as good as dead."""
+    """The other side sent something that is not a frame. Nothing after it can be trusted, so this counts as dead."""
 
 
 class TooMuchError(Exception):
-    """The other side announced a frame beyond the limit."""
+    """The other side announced a frame beyond the size limit."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """The body of a frame: an object of JSON, no deeper than ``bounded_json`` reads."""
+    """Parse the body of a frame: a JSON object within the depth that ``bounded_json`` accepts."""
     try:
         content = read_json(body)
     except NotJson as error:
@@ -41,7 +41,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 class Channel:
-    """One end of a socket. ``most_bytes`` bounds a received frame: an answer cannot fill our memory."""
+    """One end of a socket. ``most_bytes`` limits a received frame, so that an answer cannot fill our memory."""
 
     def __init__(self, end: socket.socket, most_bytes: int) -> None:
         end.setblocking(False)
@@ -50,7 +50,7 @@ class Channel:
         self._received = bytearray()
 
     def send(self, content: Any, deadline: float, *, descriptors: Sequence[int] = ()) -> None:
-        """``descriptors`` travel with the first byte."""
+        """Send a frame; ``descriptors`` travel with its first byte."""
         left = memoryview(encode_frame(content))
         while left:
             self._wait(select.POLLOUT, deadline)
@@ -69,14 +69,14 @@ class Channel:
         return read_body(self.receive_bytes(deadline))
 
     def receive_bytes(self, deadline: float) -> bytes:
-        """The body of the next frame, whatever it is."""
+        """The body of the next frame, not parsed."""
         length = int.from_bytes(self._read(HEADER_BYTES, deadline), "big")
         if length > self._most_bytes:
             raise TooMuchError
         return self._read(length, deadline)
 
     def has_more(self) -> bool:
-        """Whether anything has come that was not received yet, be it the end."""
+        """Whether anything has arrived that was not received yet, including the end of the stream."""
         poll = select.poll()
         poll.register(self._end.fileno(), select.POLLIN)
         return bool(self._received or poll.poll(0))
@@ -103,6 +103,6 @@ class Channel:
     def _wait(self, event: int, deadline: float) -> None:
         poll = select.poll()  # unlike select.select, it takes descriptors above 1023
         poll.register(self._end.fileno(), event)
-        left_s = max(0.0, deadline - time.monotonic())  # what has come is not late, even if we were stopped meanwhile
+        left_s = max(0.0, deadline - time.monotonic())  # what has arrived is not late, even if we were suspended
         if not poll.poll(left_s * 1000):
             raise LateError

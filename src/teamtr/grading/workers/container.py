@@ -1,8 +1,8 @@
-"""A container round the workers: bubblewrap, which any user may start.
+"""A bubblewrap container around the workers, which any user may start.
 
-Within it there is no network, no process from outside and no file but Python, its installed packages, the system's
-libraries and the folders that are named; all of these are read-only, ``/tmp`` is empty and its own, and of the
-environment only what Python needs is passed on (no keys, no tokens). The workers are the same as without it.
+It has no network, no processes from outside, and no files but Python, its installed packages, the system's libraries
+and the given folders, all read-only. ``/tmp`` is empty and private, and only environment variables that Python needs
+are passed on (no keys, no tokens). The workers are the same as without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 PROGRAM = "bwrap"
 NOBODY = "65534"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-"""Where programs and libraries lie; on most systems all but the first are links into it."""
+"""Folders of programs and libraries; on most systems all but the first are links into it."""
 SETTINGS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 PASSED_ON = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_TO_TRY = 60.0
@@ -29,12 +29,12 @@ WITHOUT = "or go without (container: none): the grader then runs with your right
 
 @dataclass(frozen=True)
 class Container:
-    """``readable``: the folders that can be read besides Python and its packages."""
+    """A container. ``readable``: the folders that can be read besides Python and its packages."""
 
     readable: tuple[Path, ...]
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """The program, started within."""
+        """The command that starts the program in the container."""
         return [shutil.which(PROGRAM) or PROGRAM, *self._walls(), "--", *program]
 
     def environment(self, outside: Mapping[str, str]) -> dict[str, str]:
@@ -42,12 +42,12 @@ class Container:
         return {**kept, "PATH": "/usr/bin:/bin", "HOME": "/tmp"}
 
     def module_path(self) -> list[str]:
-        """What of our ``sys.path`` is there within."""
+        """The entries of our ``sys.path`` that exist in the container."""
         within = [folder.resolve() for folder in _python()]
         return [entry for entry in sys.path if entry and any(Path(entry).resolve().is_relative_to(f) for f in within)]
 
     def refusal(self) -> str | None:
-        """Why there can be no such container here, and what to do; None when it can."""
+        """Why no container can be made here, and what to do; None if it can."""
         if shutil.which(PROGRAM) is None:
             return (
                 f"container: bubblewrap needs the program {PROGRAM}, which is not on PATH: install it (Debian, Ubuntu: "
@@ -88,7 +88,7 @@ class Container:
 
 
 def _python() -> list[Path]:
-    """Where this Python lies, with its packages and ours."""
+    """The folders of this Python, its packages and ours."""
     folders = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]]
     if site.ENABLE_USER_SITE:
         folders.append(Path(site.getusersitepackages()))

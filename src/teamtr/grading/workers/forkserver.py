@@ -1,11 +1,11 @@
 """The process that workers are forked from.
 
-Starting Python and importing sympy takes half a second, a fork of a process that has both takes milliseconds: so a
-worker that had to be killed is replaced at next to no cost. The forkserver itself never sees untrusted text. It waits
-for its children only when told to: until then the number of a dead one cannot belong to another process.
+Starting Python and importing sympy takes half a second; a fork of a process that has both takes milliseconds. So
+replacing a killed worker costs next to nothing. The forkserver itself never sees untrusted text. It reaps its children
+only on request: until then, the pid of a dead one cannot belong to another process.
 
-With a container it is the forkserver that runs in it, and so do its workers. Their numbers then mean nothing out here,
-so that it is the forkserver that kills them.
+With a container, the forkserver and its workers run in it. Their pids then mean nothing outside, so the forkserver
+kills them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from teamtr.grading.workers.worker import DIGEST_BYTES, Signer
 
 
 class GraderError(UserError):
-    """A grader that cannot be used at all: no item is to blame, the settings are."""
+    """A grader that cannot be used at all: its settings are at fault, not an item."""
 
 
 class ForeignError(Exception):
-    """What came is no answer to what was asked: bytes of the grader's own, an answer twice or to another request."""
+    """The data received is no answer to the request: bytes written by the grader itself, a repeated answer, or one to
+    another request."""
 
 
 @dataclass
 class Child:
-    """A forked worker: its number where the forkserver is, our end of its channel, and what it was last asked."""
+    """A forked worker: its pid as the forkserver sees it, our end of its channel, and the id of its last request."""
 
     pid: int
     channel: Channel
@@ -48,7 +49,7 @@ class Child:
     _heard: int = 0
 
     def greet(self, deadline: float) -> None:
-        """Give it its key; nothing else runs in it as yet."""
+        """Send the worker its key, before any other code runs in it."""
         self.channel.send({"key": self._key.hex()}, deadline)
 
     def ask(self, content: Mapping[str, Any], deadline: float) -> None:
@@ -56,11 +57,11 @@ class Child:
         self.channel.send({**content, "id": self._asked}, deadline)
 
     def hear(self, deadline: float) -> dict[str, Any]:
-        """The next frame of the answer to what was asked last."""
+        """The next frame of the answer to the last request. Raises ForeignError if it is something else."""
         try:
             frame = self.channel.receive_bytes(deadline)
         except LateError:
-            if self.channel.has_more():  # the beginning of a frame: an answer comes whole, unless it is none
+            if self.channel.has_more():  # an incomplete frame: real answers arrive whole
                 raise ForeignError from None
             raise
         digest, body = frame[:DIGEST_BYTES], frame[DIGEST_BYTES:]
@@ -74,12 +75,12 @@ class Child:
 
 
 class ForkServer:
-    """Forks workers. Starts by itself when first used, and anew when it has died.
+    """Forks workers. Started automatically when first used, and again after it has died.
 
     Args:
-        hello: what every process is told at its start, see ``worker.py``.
+        hello: the settings that every process gets at its start, see ``worker.py``.
         most_bytes: the longest frame that a worker may send.
-        container: what it runs in; None for none.
+        container: the container that it runs in; None for none.
     """
 
     def __init__(self, hello: Mapping[str, Any], most_bytes: int, container: Container | None = None) -> None:
@@ -88,7 +89,7 @@ class ForkServer:
         self._container = container
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
-        self._lock = threading.Lock()  # one conversation at a time; the pool's threads share the forkserver
+        self._lock = threading.Lock()  # one exchange at a time; the pool's threads share the forkserver
 
     def fork(self, deadline: float) -> Child:
         with self._lock:
@@ -109,7 +110,7 @@ class ForkServer:
             return child
 
     def end(self, pid: int, deadline: float) -> int | None:
-        """Kill a child with all it started; its exit status, negative for a signal, or None when nobody knows it."""
+        """Kill a child and all that it started; returns its exit status, negative for a signal, or None if unknown."""
         with self._lock:
             if self._control is None:
                 return None
@@ -132,8 +133,8 @@ class ForkServer:
         return None if self._process is None else self._process.pid
 
     def _start(self, deadline: float) -> Channel:
-        # By path, and without the folder of the script on sys.path (-P): the process then takes over our
-        # sys.path, so that it sees the modules that we see, however we came by them.
+        # Started by path, without the script's folder on sys.path (-P). The process then copies our sys.path, so
+        # that it finds the same modules as we do.
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         if self._container is not None:
@@ -147,7 +148,7 @@ class ForkServer:
                 command,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # also keeps the user's Ctrl-C from it
+                start_new_session=True,  # also shields it from the user's Ctrl-C
                 env=environment,
             )
         try:
@@ -165,7 +166,7 @@ class ForkServer:
         process, self._process = self._process, None
         control, self._control = self._control, None
         if control is not None:
-            control.close()  # it kills its children when it sees this
+            control.close()  # on which the forkserver kills its children
         if process is None:
             return
         try:

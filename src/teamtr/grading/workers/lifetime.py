@@ -1,4 +1,4 @@
-"""Processes that end with their owner: when it is closed, when nobody holds it any more, and at exit."""
+"""Processes that end with their owner: when it is closed, when it is garbage collected, and at exit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Owner:
-    """Whoever has started processes. ``end`` ends them all; it must not hold the owner itself."""
+    """The owner of started processes. ``end`` ends them all; it must not hold a reference to the owner."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._lock = threading.Lock()
@@ -24,13 +24,13 @@ class Owner:
         self.close()
 
     def close(self) -> None:
-        """End every process and whatever it started. The owner cannot be used afterwards."""
+        """End every process and everything it started. The owner cannot be used afterwards."""
         with self._lock:
             self._end()
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[None]:
-        """One caller at a time, and none once it is closed."""
+        """Admit one caller at a time; raises RuntimeError after ``close``."""
         with self._lock:
             if not self._end.alive:
                 raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
@@ -38,5 +38,5 @@ class Owner:
 
 
 def _in_this_process(end: Callable[[], None], owner_pid: int) -> None:
-    if os.getpid() == owner_pid:  # else a fork of us is leaving, and the processes are not its own
+    if os.getpid() == owner_pid:  # else this is a forked child, which does not own the processes
         end()

@@ -1,15 +1,15 @@
-"""Workers that can be killed, and the search for the one item that killed them.
+"""A pool of workers that can be killed, and the search for the one item that made a worker fail.
 
-A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
-can. So each worker is a process with its own process group and a limit of processor time, spoken to over a socket under
-a deadline that is ten times as long: a busy machine makes no honest grader late. When it is late, dies, says too much
-or says anything but one answer to the request at hand, it is killed with everything it started, and replaced by a fork
-of a process that has everything loaded (``forkserver.py``).
+A thread or a future cannot stop a pattern that backtracks forever or a power tower: only killing a process can. So each
+worker is a process with its own process group and a limit of processor time. It answers over a socket with a deadline
+that is ten times as long, so that a busy machine does not make an honest grader late. A worker that is late, dies,
+sends too much, or sends anything but one answer to the current request is killed with everything it started, and
+replaced by a fork of a process that has everything loaded (``forkserver.py``).
 
     with WorkerPool(seconds_per_item=2.0) as pool:
         pool.submit("regex", [{"text": "#### 7"}], {"pattern": r"#### (\\d+)"})    # [Result("ok", "7")]
 
-This is a fence against accidents, not a sandbox: a grader runs with the rights of the user, unless the pool is given a
+This protects against accidents and is not a sandbox: a grader runs with the user's rights, unless the pool is given a
 container (``container.py``).
 """
 
@@ -33,13 +33,13 @@ from teamtr.grading.workers.lifetime import Owner
 MIB = 1 << 20
 GIB = 1 << 30
 PATIENCE = 10
-"""A grader is late by the clock after so many times its processor time."""
-SECONDS_TO_REAP = 10.0  # a killed process is gone at once, unless the machine is in great trouble
+"""The wall-clock limit of a grader, as a multiple of its processor time."""
+SECONDS_TO_REAP = 10.0  # a killed process is normally gone at once
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one item. ``value`` is the grader's when ``ok``; ``message`` says what went wrong otherwise."""
+    """The result of one item. ``value`` is the grader's if ``ok``; otherwise ``message`` says what went wrong."""
 
     kind: Literal["ok", "timeout", "crash"]
     value: Any = None
@@ -53,8 +53,8 @@ _FOREIGN = Result(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One call: the values that came, what stopped it if not all did, whether they came one by one, whether it was
-    spoilt in a worker that had already graded something else, whether the number of values was wrong, and what was
+    """One call: the values received, the failure if some are missing, whether values came one by one, whether the
+    failure may be due to something that the worker graded before, whether the number of values was wrong, and what was
     printed."""
 
     values: list[Any]
@@ -72,7 +72,7 @@ class _Graded:
 
 
 class _Worker:
-    """One process and the parent's end of its channel. Forked anew by itself when used after ``kill``."""
+    """One process and the parent's end of its channel. Forked again automatically when used after ``kill``."""
 
     def __init__(self, forkserver: ForkServer) -> None:
         self._forkserver = forkserver
@@ -80,7 +80,8 @@ class _Worker:
         self.loaded: str | None = None
 
     def answers(self, content: Mapping[str, Any], to_ask: float, per_frame: float) -> Iterator[dict[str, Any]]:
-        """Ask, within so many seconds, and hand on every frame of the answer; each may take ``per_frame`` seconds."""
+        """Send a request within ``to_ask`` seconds, and yield the frames of the answer; each may take ``per_frame``
+        seconds."""
         deadline = time.monotonic() + to_ask
         if self._process is None:
             self._process = self._forkserver.fork(deadline)
@@ -92,12 +93,13 @@ class _Worker:
                 return
 
     def drop_if_unasked(self) -> None:
-        """End a worker that has said something since its last answer, or has died."""
+        """Kill a worker that has sent something since its last answer, or has died."""
         if self._process is not None and self._process.channel.has_more():
             self.kill()
 
     def kill(self) -> int | None:
-        """End the process and all it started. Returns its exit status, negative for a signal."""
+        """Kill the process and everything it started. Returns its exit status, negative for a signal, or None if
+        unknown."""
         process, self._process = self._process, None
         self.loaded = None
         if process is None:
@@ -112,21 +114,21 @@ class WorkerPool(Owner):
     """Grades items in processes that can be killed.
 
     Args:
-        workers: processes; items are shared out among them in contiguous runs.
-        seconds_per_item: the processor time one item may take; on the clock it may take ``PATIENCE`` times that, which
-            is for graders that wait and do not compute. A grader that answers for a whole list at once has that same
-            time for the list; when it is not enough the list is halved, so that one endless item among n costs
-            log2(n) + 1 times this, and an honest but slow grader at most about twice its own time.
+        workers: number of processes; items are divided among them in contiguous parts.
+        seconds_per_item: the limit of processor time for one item; the wall-clock limit is ``PATIENCE`` times that, for
+            graders that wait rather than compute. A grader that answers for a whole list at once has the same time for
+            the list. If that is not enough, the list is halved, so that one endless item among n costs log2(n) + 1
+            times this, and an honest but slow grader at most about twice its own time.
         seconds_to_load: the time a grader may take to load (imports included).
         memory_bytes: address space of a worker, None for no limit; enforced on Linux. A grader that imports a
             GPU library reserves far more than it uses: give it None.
         output_bytes: the longest answer that a worker may send at once.
-        show_output: let what graders print reach stderr at once.
-        printed: otherwise told of what they print with Python's own means, call by call; nobody by default. What a
-            program that they start prints, and what one that is killed had printed, is thrown away.
-        preload: modules that every worker has from birth. Only ours or a library's that start no threads: they are
-            imported once, and what has imported them is forked.
-        container: what all of it runs in; None for none.
+        show_output: show what graders print on stderr at once.
+        printed: otherwise called with what graders print through Python's own streams, call by call; a no-op by
+            default. Output of programs that they start, and of a grader that is killed, is discarded.
+        preload: modules that every worker has from its start. Only our own, or those of libraries that start no
+            threads: they are imported once, and the process that imported them is forked.
+        container: the container that all processes run in; None for none.
     """
 
     def __init__(
@@ -162,18 +164,18 @@ class WorkerPool(Owner):
         super().__init__(partial(_kill_all, self._workers, self._forkserver))
 
     def load(self, function: str, setup: Mapping[str, Any] | None = None) -> None:
-        """Check that this grader loads; raises GraderError with its own words if it does not."""
+        """Check that this grader loads; raises GraderError with its error message if it does not."""
         with self._use():
             self._tell(self._load(self._workers[0], function, setup or {}))
 
     def submit(
         self, function: str, items: Sequence[Mapping[str, Any]], setup: Mapping[str, Any] | None = None
     ) -> list[Result]:
-        """One result per item, in order; an item that is late, raises or kills the worker spoils no other.
+        """One result per item, in order; an item that is late, raises or kills the worker does not affect others.
 
-        ``function`` names a factory of ``worker.py``, or ``package.module:factory``; ``factory(**setup)`` gives the
-        grader. Items and setup must be JSON. A grader that cannot be loaded, or that answers for another number of
-        items than it is given though each alone is fine, raises GraderError.
+        ``function`` names a factory of ``worker.py``, or ``package.module:factory``; ``factory(**setup)`` makes the
+        grader. Items and setup must be JSON. Raises GraderError if the grader cannot be loaded, or if it returns a
+        wrong number of values for several items although each alone is fine.
         """
         with self._use():
             runs = [part for part in _share(list(items), len(self._workers)) if part]
@@ -214,15 +216,15 @@ class WorkerPool(Owner):
                 middle = len(left) // 2
                 pending += [left[middle:], left[:middle]]
             elif attempt.inherited:
-                # An earlier item may have left something behind: judge this one afresh, and alone.
+                # An earlier item may have left something behind: grade this one again, alone in a new worker.
                 pending += [part for part in (left[1:], left[:1]) if part]
             else:
                 results.append(attempt.failure)
-                printed += attempt.printed  # what a call prints that is made again counts once
+                printed += attempt.printed  # output of a repeated call counts once
                 if len(left) > 1:
                     pending.append(left[1:])
         if miscounted and all(result.kind == "ok" for result in results):
-            # With each item alone the number was right by luck: no item is to blame, and the values mean nothing.
+            # Alone, each item got one value by chance: no item is at fault, and the values mean nothing.
             raise GraderError(f"{miscounted}: it must return one for each of them, in their order")
         return _Graded(results, printed)
 
@@ -235,7 +237,7 @@ class WorkerPool(Owner):
         values: list[Any] = []
         streams = False
         try:
-            # The kernel's alarm comes after our own deadline: it is for the case that we are gone.
+            # The kernel's alarm fires after our own deadline: it is for the case that this process is gone.
             by_clock = PATIENCE * self._seconds_per_item
             call = {"call": items, "processor_s": self._seconds_per_item, "alarm_s": by_clock + 1}
             for said in worker.answers(call, self._seconds_to_load, by_clock):
@@ -262,7 +264,7 @@ class WorkerPool(Owner):
             return _Attempt(values, dead, streams, inherited=bool(values) or not fresh)
         except ForeignError:
             worker.kill()
-            # Of items that are answered one by one the last that was may have spoken twice: its value does not count.
+            # If items are answered one by one, the last one may have sent the extra frame: its value does not count.
             alone = len(items) == 1 or not streams
             return _Attempt(values[:-1] if streams else [], _FOREIGN, streams, inherited=not (fresh and alone))
         except TooMuchError:
@@ -270,12 +272,12 @@ class WorkerPool(Owner):
             much = f"an answer of more than {self._output_bytes} bytes, or bytes that are no answer"
             return _Attempt(values, Result("crash", message=much), streams)
         except BaseException:
-            worker.kill()  # an interrupt has left a reply on its way; the next call must not read it
+            worker.kill()  # an interrupt leaves a reply in the channel, which the next call must not read
             raise
         return _Attempt(values, None, streams, printed=printed)
 
     def _load(self, worker: _Worker, function: str, setup: Mapping[str, Any]) -> str:
-        """Returns what was printed on the way."""
+        """Load a grader, unless it is loaded; returns what was printed."""
         key = json.dumps([function, setup], sort_keys=True)
         if worker.loaded == key:
             return ""
@@ -304,7 +306,7 @@ class WorkerPool(Owner):
 
 
 def _share(items: list[Any], parts: int) -> list[list[Any]]:
-    """Contiguous runs whose lengths differ by one at most."""
+    """Contiguous parts whose lengths differ by one at most."""
     return [items[len(items) * i // parts : len(items) * (i + 1) // parts] for i in range(parts)]
 
 

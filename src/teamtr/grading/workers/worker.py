@@ -1,31 +1,31 @@
-"""The process in which anything untrusted runs: a user's reward file, a pattern that may backtrack for ever.
+"""The process in which untrusted code runs: a user's reward file, a pattern that may backtrack forever.
 
-It is started by ``forkserver.py`` as a plain script and imports nothing but the standard library until it is told to.
-What is started is the *forkserver*: it loads what is to be preloaded, then forks a *worker* whenever it is asked.
-Channels are sockets, moved at once to descriptors of their own: what a grader prints cannot reach them. A frame is
-eight bytes of length, then JSON. With the forkserver::
+It is started by ``forkserver.py`` as a plain script, and imports only the standard library until a request names more.
+What is started is the *forkserver*: it imports the preloaded modules, then forks a *worker* for each request to fork.
+Channels are sockets, moved at once to descriptors of their own, so that what a grader prints cannot reach them. A frame
+is eight bytes of length, then JSON. With the forkserver::
 
     <- {"sys_path": [...], "memory_bytes": ..., "show_output": ..., "preload": [...]}   -> {} | {"error": "..."}
     <- {"fork": true}, with the worker's end of a socket   -> {"pid": n}
     <- {"end": n}                                          -> {"status": n}
 
-and with a worker, which is given its key before any grader is loaded::
+and with a worker, which gets its key before any grader is loaded::
 
     <- {"key": hex}
     <- {"id": ..., "load": name, "setup": {...}}      -> {"last": true} | {"error": "...", "last": true}
     <- {"id": ..., "call": [...items], "processor_s": s, "alarm_s": s}   -> {"streams": true}?  {"values": [...]}*
                                                          {"last": true} | {"error": "...", "last": true, ...}
 
-The last frame of an answer has ``printed``, what the grader wrote to its standard output and error on the way, where
-that is not shown at once; what comes after the first ``PRINTED_BYTES`` is counted and dropped.
+The last frame of an answer has ``printed``, what the grader wrote to its standard output and error, unless that is
+shown at once; what exceeds the first ``PRINTED_BYTES`` is counted and dropped.
 
-What a worker says begins with a keyed digest of the JSON, and the JSON holds the id of the request, which is drawn anew
-for each, and the frame's number in the answer. So nothing counts that a grader writes to the channel itself, nor an
-answer twice, nor one to another request. Only the process that was asked answers: a fork of it that comes back from
-the grader as well ends there.
+A worker's frames begin with a keyed digest of the JSON, which holds the id of the request, random for each one, and the
+number of the frame in the answer. So nothing counts that a grader writes to the channel itself, nor a repeated answer,
+nor one to another request. Only the process that got the request answers: if the grader forks and the child returns
+from the grader too, the child exits.
 
 A *factory* (``load`` names it) turns a setup into a grader: a function of a list of items. A grader that returns a
-list answers for all items at once; one that yields answers item by item, which tells the pool whom to blame.
+list answers for all items at once; one that yields answers item by item, which shows the pool which item failed.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ Grader = Callable[[list[Item]], Iterable[Any]]
 HEADER_BYTES = 8
 DIGEST_BYTES = 32
 PRINTED_BYTES = 16 << 10
-"""What is kept at most of what a grader prints in one call."""
+"""Maximum number of bytes kept of what a grader prints in one call."""
 
 
 class Miscount(ValueError):
-    """A grader that answered for more or fewer items than it was given."""
+    """A grader returned more or fewer values than it was given items."""
 
 
 class Signer:
-    """Digests under a key, which cannot be read back from here."""
+    """Computes keyed digests; the key cannot be read back from it."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
@@ -80,7 +80,7 @@ def encode_frame(content: Any, signer: Signer | None = None) -> bytes:
 
 
 def regex(pattern: str) -> Grader:
-    """The one group of the last match in each ``item["text"]``; None where nothing matches."""
+    """A grader that returns the group of the last match in each ``item["text"]``; None if nothing matches."""
     compiled = re.compile(pattern)
 
     def last_groups(items: list[Item]) -> Iterator[str | None]:
@@ -97,8 +97,8 @@ def reward(path: str, function: str, columns: list[str]) -> Grader:
     """A user's ``f(prompts, completions, conversations, **columns)`` from a Python file: for each completion a number,
     a mapping from agents to numbers, or a list of numbers, one for each message of an agent.
 
-    Items hold ``prompt``, ``completion``, ``conversation`` and ``columns``. A function without ``**`` gets what it
-    names; one that asks for a column which is not there fails here, before anything is graded.
+    Items hold ``prompt``, ``completion``, ``conversation`` and ``columns``. A function without ``**`` gets only what it
+    names; one that requires a missing column fails here, before anything is graded.
     """
     import inspect
 
@@ -133,7 +133,7 @@ def reward(path: str, function: str, columns: list[str]) -> Grader:
 
 
 def reward_value(value: Any) -> float | list[float] | dict[str, float]:
-    """What one completion earned: the team, each of its messages, or each of its agents."""
+    """The reward of one completion: for the team, for each message, or for each agent."""
     if hasattr(value, "tolist"):  # of an array or a tensor
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -147,7 +147,7 @@ FACTORIES: dict[str, Callable[..., Grader]] = {"regex": regex, "reward": reward}
 
 
 def resolve(name: str) -> Callable[..., Grader]:
-    """A factory by its name here, or as ``package.module:function``."""
+    """The factory with this name in ``FACTORIES``, or at ``package.module:function``."""
     if name in FACTORIES:
         return FACTORIES[name]
     module, colon, attribute = name.partition(":")
@@ -162,14 +162,15 @@ def _function_in_file(path: str, name: str) -> Callable[..., Any]:
     import importlib.util
 
     class AsItStands(importlib.machinery.SourceFileLoader):
-        """Runs the text of the file, never bytecode: Python takes an older text's if size and second are the same."""
+        """Runs the file's source, never bytecode: Python would use that of an older source of the same size and
+        modification time in seconds."""
 
         def get_code(self, fullname: str) -> Any:
             return self.source_to_code(self.get_data(self.path), self.path)
 
     if not path.endswith(".py"):
         raise ImportError(f"{path} is not a Python file")
-    # As for any script, the modules beside the file can be imported.
+    # As for any script, the modules next to the file can be imported.
     sys.path.insert(0, os.path.dirname(path))
     loader = AsItStands("teamtr_user_reward", path)
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
@@ -193,7 +194,7 @@ def _limit(memory_bytes: int | None) -> None:
 
 
 class _Kept(io.RawIOBase):
-    """Takes all that is written, and keeps the beginning of it."""
+    """Accepts all that is written, and keeps the beginning of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,14 +215,14 @@ class _Kept(io.RawIOBase):
         return len(given)
 
     def take(self) -> str:
-        """What was written since the last time."""
+        """Return and clear what was written since the last call."""
         text, dropped = self._bytes.decode(errors="replace"), self._dropped
         self._bytes, self._dropped = bytearray(), 0
         return f"{text}\n... and {dropped} bytes more\n" if dropped else text
 
 
 _KEPT: list[_Kept] = []
-"""What keeps this worker's output, where it is kept."""
+"""The buffer of this worker's output; empty if the output is shown instead."""
 
 
 def _keep_output() -> None:
@@ -232,16 +233,16 @@ def _keep_output() -> None:
 
 
 def _printed() -> dict[str, str]:
-    """What was printed since the last time, as part of a frame; nothing where nothing was."""
+    """What was printed since the last call, as part of a frame; empty if nothing was."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a grader may have closed them, or put its own in their place
+        with contextlib.suppress(Exception):  # a grader may have closed or replaced them
             stream.flush()
     text = "".join(kept.take() for kept in _KEPT)
     return {"printed": text} if text else {}
 
 
 class _Answer:
-    """What is said to one request: frames with its id and their number, from the process that was asked alone."""
+    """The answer to one request: frames with its id and their number, only from the process that got the request."""
 
     def __init__(self, end: socket.socket, signer: Signer, asked: str) -> None:
         self._end = end
@@ -252,7 +253,7 @@ class _Answer:
 
     def say(self, **content: Any) -> None:
         if os.getpid() != self._pid:
-            os._exit(0)  # the grader forked, and both came back: the other one answers
+            os._exit(0)  # the grader forked and both processes returned: the parent answers
         numbered = {**content, "id": self._asked, "number": next(self._numbers)}
         self._end.sendall(encode_frame(numbered, self._signer))
 
@@ -277,16 +278,16 @@ def _serve(end: socket.socket) -> None:
                 assert current is not None, "the pool loads before it calls"
                 _call(current, request["call"], _Timers(request["processor_s"], request["alarm_s"]), answer)
             answer.say(last=True, **_printed())
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a grader are its own affair too
+        except BaseException as error:  # a grader may also raise SystemExit and KeyboardInterrupt
             answer.say(error=_describe(error), miscounted=isinstance(error, Miscount), last=True, **_printed())
         finally:
             _Timers(0, 0).start()
 
 
 class _Timers(NamedTuple):
-    """When the kernel ends this process: their signals keep their default action, so that not even code which holds
-    the interpreter lock survives. The first counts processor time, so that a busy machine makes nobody late. The second
-    is for the case that the pool, which has a deadline of its own, is gone."""
+    """Timers after which the kernel kills this process. Their signals keep their default action, so that even code that
+    holds the GIL is stopped. The first counts processor time, so that a busy machine causes no timeouts. The second is
+    for the case that the pool, which has a deadline of its own, is gone."""
 
     processor_s: float
     alarm_s: float
@@ -320,12 +321,12 @@ def _describe(error: BaseException) -> str:
     ours = (__file__, "<frozen")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    kind = "" if isinstance(error, Miscount) else f"{type(error).__name__}: "  # ours says all in its own words
+    kind = "" if isinstance(error, Miscount) else f"{type(error).__name__}: "  # our own error needs no type name
     return f"{kind}{error}"[:500] + where
 
 
 def _read_frame(stream: BinaryIO) -> Any | None:
-    """The next frame, or None when the other side has gone."""
+    """The next frame, or None if the other side is gone."""
     header = stream.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return None
@@ -335,19 +336,19 @@ def _read_frame(stream: BinaryIO) -> Any | None:
 
 
 def _worker(channel: int, hello: Item) -> None:
-    """The life of a worker; never returns."""
+    """The main function of a worker; never returns."""
     status = 1
     try:
         _limit(hello["memory_bytes"])
         if not hello["show_output"]:
-            # Only now: a process that cannot even start must be able to say why.
+            # Only now: a process that cannot even start must be able to report why.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
             _keep_output()
         _serve(socket.socket(fileno=channel))
         status = 0
     finally:
-        # Threads or exit handlers that a grader left behind must not keep the process.
+        # Threads or exit handlers that a grader left behind must not keep the process alive.
         os._exit(status)
 
 
@@ -357,7 +358,7 @@ class _Nursery:
         self._children: set[int] = set()
 
     def run(self) -> None:
-        """Obey until the other side closes the channel."""
+        """Serve requests until the other side closes the channel."""
         hello, _ = self._next()
         if hello is None:
             return
@@ -369,7 +370,7 @@ class _Nursery:
             self._reply({"error": _describe(error)})
             return
         gc.collect()
-        gc.freeze()  # so that a collection in a worker does not copy every page
+        gc.freeze()  # so that garbage collection in a worker does not copy every page
         self._reply({})
         while True:
             request, passed = self._next()
@@ -384,8 +385,8 @@ class _Nursery:
                 os.killpg(pid, signal.SIGKILL)
 
     def _end(self, pid: int) -> int:
-        """Kill a worker with everything it started. Returns its exit status, negative for a signal."""
-        # Before it is waited for: until then its number cannot belong to another group.
+        """Kill a worker and everything it started. Returns its exit status, negative for a signal."""
+        # Before waitpid: until then its pid cannot belong to another group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         self._children.discard(pid)
@@ -397,7 +398,7 @@ class _Nursery:
             os.setpgid(0, 0)
             self._control.close()
             _worker(channel, hello)
-        # Here too: whoever learns the number must find the group.
+        # In the parent too: the group must exist before the pid is passed on.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)
         os.close(channel)
@@ -405,7 +406,7 @@ class _Nursery:
         return pid
 
     def _next(self) -> tuple[Item | None, int]:
-        """The next frame (None when the other side has gone) and the descriptor that came with it, or -1."""
+        """The next frame (None if the other side is gone) and the descriptor that came with it, or -1."""
         received, passed = bytearray(), -1
         wanted = HEADER_BYTES
         while len(received) < wanted:
@@ -423,7 +424,7 @@ class _Nursery:
 
 
 def main() -> None:
-    """Take the channel away from stdin, then serve until the other side closes it."""
+    """Move the channel off stdin, then serve until the other side closes it."""
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
