@@ -40,7 +40,7 @@ from teamtr.engines.optim import Adam
 from teamtr.engines.saving import LearnerFiles
 from teamtr.randomness import uniforms
 from teamtr.rollout import Ledger, play
-from teamtr.session.beside import beside as run_beside
+from teamtr.session.beside import work_beside
 from teamtr.session.build import Session, build
 from teamtr.session.driver import Driver
 from teamtr.session.rollouts import Ahead, StageRollouts
@@ -240,7 +240,7 @@ def saving_elsewhere(folder: Path, millions: int, pause: float) -> dict[str, Any
             taken["saving"] = seconds(commit)
             taken[name] = taken["saving"] + seconds(lambda: time.sleep(pause))
         else:
-            taken[name] = seconds(lambda work=commit: run_beside(work, lambda: time.sleep(pause), "saving"))
+            taken[name] = seconds(lambda work=commit: work_beside(work, lambda: time.sleep(pause), "saving"))
         shutil.rmtree(store.folder)
     row = {
         "GB": sum(tensor.nbytes for tensor in tensors.values()) / 1e9,

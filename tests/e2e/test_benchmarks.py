@@ -240,6 +240,29 @@ def test_architectures_that_work_and_one_that_is_refused(bench):
     assert "mamba" in said, "every result is told at once"
 
 
+def test_grading_scoring_and_saving_beside_sampling(bench, tmp_path):
+    record, _ = bench("overlap", "--parts", "grading", "--seconds", "0", "--tokens", "4", "--rounds", "1")
+    assert record["rows"][0]["ratio"] > 0
+    overlap = importlib.import_module("overlap")
+    scored = overlap.side_by_side(tmp_path, tokens=2, rounds=1)
+    assert scored["in turns"] == scored["sample"] + scored["score"]
+    saved = overlap.saving(tmp_path, "lora", width=32, layers=1, tokens=4, rounds=1)
+    assert 0 < saved["waited, first"] < saved["stage, first"]
+    assert min(saved["hash"], saved["commit"], saved["sample"], saved["update"], saved["stage, beside"]) > 0
+    elsewhere = overlap.saving_elsewhere(tmp_path, millions=1, pause=0.01)
+    assert elsewhere["in turns"] > 0.01 < elsewhere["beside"]
+    assert min(overlap.files(tmp_path, millions=1).values()) > 0
+
+
+@pytest.mark.parametrize("folder", ["bench", "experiments"])
+def test_every_script_of_a_page_imports_what_there_is(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / folder))
+    scripts = sorted(file.stem for file in (ROOT / folder).glob("*.py"))
+    assert scripts
+    for script in scripts:
+        importlib.import_module(script)
+
+
 @pytest.mark.slow
 def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeypatch):
     monkeypatch.setattr(importlib.import_module("precision"), "PERTURBATIONS", (1e-3, 1e-1))
