@@ -18,12 +18,12 @@ class LeaveOneOut(GroupAdvantage):
     clip: float = math.inf
 
     def estimate(self, returns_PG, weights_PG=None):
-        found = super().estimate(returns_PG, weights_PG)  # R - mean; knows groups without signal and broken rewards
+        found = super().estimate(returns_PG, weights_PG)  # R - mean; handles groups without signal and broken rewards
         scale = returns_PG.shape[1] / (returns_PG.shape[1] - 1)
         return replace(found, values_PG=scale * found.values_PG, raw_PG=scale * found.raw_PG)
 
     def largest(self, group_size):
-        return 1.0  # no advantage exceeds this, as rewards are from 0 to 1: certificates rest on it
+        return 1.0  # bound on every advantage, as rewards are from 0 to 1; certificates depend on it
 
 
 trainer = TeamTrainer(

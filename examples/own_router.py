@@ -13,14 +13,14 @@ from teamtr import Agent, Plan, TeamTrainer
 class HelpIfNeeded:
     """The solver speaks; if it does not begin with a digit, the helper speaks and the solver tries again."""
 
-    rounds: int = 1  # ``rounds``, ``horizon`` and ``turns_of`` are upper bounds: certificates rest on them
+    rounds: int = 1  # ``rounds``, ``horizon`` and ``turns_of`` are upper bounds; certificates depend on them
     horizon: int = 3
 
     def turns_of(self, agent):
         return {"solver": 2, "helper": 1}[agent]
 
     def next(self, turns):
-        """(round, speaker) of the next turn, or None at the end: a function of the turns alone."""
+        """(round, speaker) of the next turn, or None at the end: a function of the turns only."""
         if len(turns) == 1 and turns[0].text[:1].isdigit():
             return None
         return (0, ("solver", "helper", "solver")[len(turns)]) if len(turns) < 3 else None
