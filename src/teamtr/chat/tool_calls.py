@@ -91,7 +91,7 @@ def looks_like_calls(value: Any) -> bool:
         return True
     if not isinstance(value.get("name"), str):
         return False
-    # Much JSON that is not a call has a name and an input; it counts if the input is an object and nothing else is there.
+    # Much JSON that is not a call has a name and an input; a call has an object there, and nothing else beside it.
     bare = value.keys() <= {"name", *ARGUMENTS, *_MARKS_OF_A_CALL}
     return (
         "arguments" in value

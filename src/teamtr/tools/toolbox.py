@@ -54,7 +54,7 @@ class Toolbox(dict[str, Tool[S]], Generic[S]):
             return Outcome(f"Error: there is no tool {shown(call.name)}; there are {', '.join(self)}", state)
         try:
             check_arguments(tool.parameters, call.arguments)
-            return tool.act(state, **copy.deepcopy(dict(call.arguments)))  # the state must not share values with the call
+            return tool.act(state, **copy.deepcopy(dict(call.arguments)))  # a state may store them
         except ToolError as error:
             return Outcome(f"Error: {error}", state)
 
@@ -72,8 +72,8 @@ class Toolbox(dict[str, Tool[S]], Generic[S]):
 
 @dataclass(frozen=True)
 class ToolboxTools(Generic[S]):
-    """A toolbox behind the port ``Tools``. Each episode begins with ``start`` of its problem. Earlier calls are replayed
-    for every message, so that no state is kept in between."""
+    """A toolbox behind the port ``Tools``. Each episode begins with ``start(problem)``. Earlier calls are replayed for
+    every message, so that no state is kept in between."""
 
     box: Toolbox[S]
     start: Callable[[Problem], S]
