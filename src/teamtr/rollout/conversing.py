@@ -170,7 +170,7 @@ class _Conversations:
         return wanted
 
     def heard(self, row: int, sample: Sample) -> None:
-        """Handle a message that the sampler may still sample again: if it ends its episode, call ``ended``, no more."""
+        """Handle a message that may still be sampled again: if it ends its episode, only ``ended`` is called."""
         message = self._open[row]
         state = self.states[message.episode]
         turn = self._turn(message, message.begun.followed_by(sample, message.agent))

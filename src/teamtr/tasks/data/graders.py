@@ -1,4 +1,4 @@
-"""Graders for your own data: a built-in rule or your function, and more reward functions beside it."""
+"""Graders for your own data: a built-in rule or your function, plus additional reward functions."""
 
 from __future__ import annotations
 
