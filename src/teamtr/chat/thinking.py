@@ -23,8 +23,8 @@ def without_thinking(text: str, *, inside: bool = False) -> str:
     """The text outside of reasoning tags, in one pass over it. ``inside``: the template opened a tag before it.
 
     An unmatched closing tag ends reasoning that began earlier, so everything before it is removed; an unmatched opening
-    tag was cut off, so everything after it is removed. White space at both ends is stripped as well. A text without
-    tags is returned unchanged.
+    tag was cut off, so everything after it is removed. White space at both ends is stripped as well. Unless
+    ``inside``, a text without tags is returned unchanged.
     """
     said: list[str] = []
     end, tagged = 0, inside
