@@ -1,4 +1,4 @@
-"""How shared text becomes an agent's tokens."""
+"""Chat: renders the shared text into an agent's tokens, and filters what its messages share."""
 
 from teamtr.chat.codec import ChatCodec, ProtocolError
 from teamtr.chat.message_filter import MessageFilter, check_thinking

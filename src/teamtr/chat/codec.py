@@ -1,4 +1,4 @@
-"""Text to ids and back, through one model's own tokenizer and chat template."""
+"""The chat codec: text to token ids and back, through one model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from teamtr.errors import UserError
 from teamtr.types import Ids
 
 CACHED, CACHED_TOKENS = 20_000, 4_000_000
-"""Prompts remembered per tokenizer, and as many messages, of so many tokens in all; short games repeat them all the
-time, and a server that runs for weeks must not remember everything it was asked."""
+"""Bounds of the cache of prompts, and of the cache of messages, per tokenizer: entries and total tokens. Short games
+repeat them all the time, and a server that runs for weeks must not keep every request."""
 
 
 class ProtocolError(UserError):
-    """The chat protocol of a model does not fit the team."""
+    """A model's chat protocol does not fit the team."""
 
 
 class ChatCodec:
     """One tokenizer with its chat template.
 
-    Markers of the template (``<|im_end|>``, ``[INST]``, ``USER:``; see ``markers.py``) that turn up inside a message
-    are broken by a blank, so that nobody can end a turn or speak in another role by writing a marker as text. Tools are
-    told in the template's own way where it has one (``tells_tools``), else as text of the system prompt.
-    ``sharing`` says what of a message the team gets to see, ``system`` what becomes of an empty system prompt; by
-    default, all of it, and it is sent.
+    Markers of the template (``<|im_end|>``, ``[INST]``, ``USER:``; see ``markers.py``) inside a message are broken by a
+    space, so that no text can end a turn or open another role. Tools are described in the template's own way if it has
+    one (``tells_tools``), otherwise as text in the system prompt. ``sharing`` maps a message to what the team sees of
+    it (default: all of it); ``system`` says what happens to an empty system prompt (default: it is sent).
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class ChatCodec:
         return self._render(clean, for_reply, [each_text(tool, self._disarm_turns) for tool in tools])
 
     def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
-        """Prompt ids. Rendering is a function of the text, so equal messages are rendered once."""
+        """The prompt's token ids, cached: rendering is a function of the text."""
         key = tuple((m["role"], m["content"]) for m in messages), json.dumps(tools) if tools else ""
         ids = self._prompts.get(key)
         if ids is None:
@@ -100,12 +99,12 @@ class ChatCodec:
         return ids
 
     def encode_message(self, text: str) -> Ids:
-        """A message as its author would have sampled it: the text and the end token. Markers in it stay text."""
+        """The token ids of a message as if its author had sampled it: the text and the end token. Markers stay text."""
         ids = self.tokenizer.encode(self._disarm_turns(text), add_special_tokens=False)
         return np.array([*ids, self.tokenizer.eos_token_id], dtype=np.int32)
 
     def decode(self, token_ids: Ids) -> str:
-        """The text of a sampled message as the team sees it, without markers of the template."""
+        """The text of a sampled message as the team sees it, without the template's marker tokens."""
         key = token_ids.tobytes()
         text = self._texts.get(key)
         if text is None:
@@ -118,12 +117,12 @@ class ChatCodec:
         return text
 
     def plain(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens before anybody decides what of it is shared."""
+        """The text of these tokens, before ``sharing`` is applied."""
         kept = [i for i in token_ids if i not in self.markers.token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def _disarmed(self, message: Mapping[str, str]) -> str:
-        """An agent's own words and the team file's may call tools; what all others write holds no marker at all."""
+        """Text of the agent itself and of the system prompt may contain tool-call markers, all other text no marker."""
         disarm = self._disarm_turns if message["role"] in ("assistant", "system") else self._disarm_all
         return disarm(message["content"])
 
@@ -136,12 +135,12 @@ class ChatCodec:
         )
 
     def _accepts_tools(self) -> bool:
-        """Whether the template writes the tools that it is given, all that there is to know of them."""
+        """Whether the template renders a tool's name, description and parameters."""
         parameters = {"type": "object", "properties": {"q3": {"type": "string"}}, "required": ["q3"]}
         function = {"name": "q1", "description": "\u00a7q2\u00a7", "parameters": parameters}
         try:
             text = self._render([{"role": "user", "content": "u"}], True, [{"type": "function", "function": function}])
-        except Exception:  # templates raise what they like; one that takes no tools is told them as text
+        except Exception:  # templates may raise anything; without tool support, tools are sent as text
             return False
         return "q1" in text and "q2" in text and "q3" in text
 
@@ -149,7 +148,7 @@ class ChatCodec:
         probe = [{"role": "system", "content": "\u00a7sys\u00a7"}, {"role": "user", "content": "u"}]
         try:
             text = self._render(probe, True)
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise anything
             if "system" in str(error).lower():
                 return False
             raise ProtocolError(f"the chat template could not be rendered: {error}") from error
@@ -161,7 +160,7 @@ def _digest(text: str) -> str:
 
 
 def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """For templates without a system role: the system prompt opens the first user message."""
+    """For templates without a system role: prepend the system prompt to the first user message."""
     system = "\n".join(m["content"] for m in messages if m["role"] == "system" and m["content"])
     rest = [m for m in messages if m["role"] != "system"]
     if system and rest:

@@ -1,4 +1,4 @@
-"""Characters that a tokenizer or a reader takes for others, each as what it is taken for."""
+"""Normalizes characters that a tokenizer or a reader may take for other characters."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import unicodedata
 from typing import Any
 
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""Whatever begins a new line for some reader."""
+"""Every character that begins a new line for some reader."""
 
 
 class Lookalikes(dict[int, str]):
-    """A table for ``str.translate``, filled as characters turn up: the tokenizer's own normalizer, then NFKC.
+    """A table for ``str.translate``, filled on demand: the tokenizer's own normalizer, then NFKC.
 
-    Characters without a shape go, and the mark that sentencepiece writes for a blank is a blank.
+    Invisible format characters (category Cf) are dropped, and sentencepiece's mark for a space becomes a space.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
@@ -25,18 +25,18 @@ class Lookalikes(dict[int, str]):
         return written
 
     def plain(self, text: str) -> str:
-        """The text as it is taken; the same text where nothing in it is taken for something else."""
+        """The normalized text."""
         return text if self._plain_ascii and text.isascii() else text.translate(self)
 
     def places(self, text: str) -> list[int]:
-        """For every character of ``plain(text)``, the place in the text that it came from."""
+        """For every character of ``plain(text)``, the position in the text that it came from."""
         return [place for place, character in enumerate(text) for _ in self[ord(character)]]
 
     def _as_taken(self, character: str) -> str:
         if character in LINE_BREAKS:
             return character
         if self._normalizer is not None:
-            # Between two letters, so that what a normalizer does to the ends of a text is not counted.
+            # Between two letters, so that what a normalizer does at the ends of a text has no effect.
             around = self._normalizer.normalize_str(f"a{character}a").lstrip("\u2581 ")
             if len(around) >= 2 and around[0] == around[-1] == "a":
                 character = around[1:-1]

@@ -1,13 +1,13 @@
-"""The markers of a chat template: found by rendering probes, and broken by a blank in text that others wrote.
+"""The markers of a chat template: finds them by rendering probes, and breaks them with a space in other text.
 
-A marker is what makes a model believe that a turn ends or begins. It is an added token of the tokenizer, declared
-special or not, or plain text that the template writes around the messages:
+A marker signals to a model that a turn ends or begins. It is an added token of the tokenizer, declared special or not,
+or plain text that the template writes around the messages:
 
     tag      in brackets, such as ``[INST]`` or ``<|user|>``
-    label    up to five words with a sign before or behind them, such as ``### Human:`` or ``USER:``
-    word     a line with nothing else on it, where the template has no other marker there
+    label    up to five words with punctuation before or after them, such as ``### Human:`` or ``USER:``
+    word     one or two words alone on a line, where the template has no other marker
 
-Reasoning tags are none: they open no turn, and ``team.protocol.think`` says what becomes of them.
+Reasoning tags are not markers: they open no turn, and ``team.protocol.think`` governs them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from teamtr.chat.lookalikes import LINE_BREAKS, Lookalikes
 from teamtr.chat.thinking import thinks
 
 Render = Callable[[list[dict[str, str]], bool], str]
-"""Chat messages and whether a reply is asked for, to the template's text; it may raise what it likes."""
+"""Renders chat messages with the template; the flag adds the generation prompt. It may raise anything."""
 
 _TALKS = (
     ("user",),
@@ -40,7 +40,7 @@ _LONGEST_LABEL, _MOST_WORDS = 40, 5
 
 @dataclass(frozen=True)
 class Marker:
-    """``alone``: it counts as a line of its own only. ``opens_line``: it counts at the start of a line only."""
+    """``alone``: counts only as a whole line. ``opens_line``: counts only at the start of a line."""
 
     text: str
     opens_line: bool = False
@@ -49,8 +49,8 @@ class Marker:
 
 @dataclass(frozen=True)
 class Markers:
-    """``turns`` begin and end messages: no text may hold them. ``tools`` stand around calls and results of tools: an
-    agent's own words and the team file may hold them. ``token_ids`` are the tokens among ``turns``."""
+    """``turns`` begin and end messages: no text may contain them. ``tools`` surround tool calls and results: an agent's
+    own messages and the team file may contain them. ``token_ids`` are the tokens among ``turns``."""
 
     turns: tuple[Marker, ...]
     tools: tuple[Marker, ...]
@@ -58,12 +58,12 @@ class Markers:
 
 
 def find_markers(tokenizer: Any, render: Render) -> Markers:
-    """Of a tokenizer and its template, from what the template writes around messages and from its source."""
+    """The markers of a tokenizer and its template, from what the template writes around messages and its source."""
     added = {int(i): str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
     special_ids = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
     special = {*map(str, tokenizer.all_special_tokens), *(added[i] for i in special_ids if i in added)}
     tokens = {text for text in (*added.values(), *special) if len(text) > 1 and text.strip()}
-    # A token that is a word (ChatGLM3 has ``sop``) is a word wherever else it stands.
+    # A token that is a plain word (ChatGLM3 has ``sop``) may occur in ordinary text.
     plain_tokens = {text for text in tokens - special if not text.isalnum() and not thinks(text)}
     talk = [*_pieces(render, _TALKS)]
     of_tools = [*_pieces(render, [("user", "assistant", role) for role in _TOOL_ROLES])]
@@ -83,8 +83,8 @@ def find_markers(tokenizer: Any, render: Render) -> Markers:
 
 
 class Disarm:
-    """Breaks markers in a text: a blank behind the first character, ``<bot>`` to ``< bot>``. A text without markers
-    stays as it is, and so does one that is disarmed already."""
+    """Breaks markers in a text with a space after the first character: ``<bot>`` becomes ``< bot>``. A text without
+    markers is unchanged, and so is one that was disarmed before."""
 
     def __init__(self, markers: Iterable[Marker], lookalikes: Lookalikes) -> None:
         self._lookalikes = lookalikes
@@ -100,28 +100,28 @@ class Disarm:
         ]
 
     def __call__(self, text: str) -> str:
-        while cuts := self._cuts(text):  # a marker may hold a blank: look again
+        while cuts := self._cuts(text):  # a marker may contain a space: search again
             text = " ".join(text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)]))
         return text
 
     def _cuts(self, text: str) -> list[int]:
-        """Where a blank breaks a marker, in ascending order."""
+        """The positions at which a space breaks a marker, in ascending order."""
         plain = self._lookalikes.plain(text)
         spans = [span for pattern in self._patterns for span in _spans(pattern, plain)]
         if not spans:
             return []
         places = self._lookalikes.places(text)
-        # One character that is taken for a whole marker cannot be broken: it is no marker to any tokenizer we know.
+        # One character that normalizes to a whole marker cannot be broken; no tokenizer we know reads it as a marker.
         return sorted({places[start] + 1 for start, end in spans if places[start] < places[end - 1]})
 
     def _pattern(self, marker: Marker) -> str:
-        """The marker as it is taken, with any number where it has a number."""
+        """The normalized marker as a pattern; in a marker with a space, a number matches any number."""
         text = self._lookalikes.plain(marker.text)
         return re.sub("[0-9]+", "[0-9]+", re.escape(text)) if " " in text else re.escape(text)
 
 
 def _spans(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """Where markers begin and end, those inside of others too."""
+    """The spans of all markers, overlapping ones included."""
     found = pattern.search(text)
     while found is not None:
         yield found.span("marker")
@@ -129,7 +129,7 @@ def _spans(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
 
 
 def _sorted(markers: Iterable[Marker]) -> tuple[Marker, ...]:
-    """The longest first, so that an alternation finds them whole."""
+    """The longest first, so that an alternation matches whole markers."""
     return tuple(sorted(set(markers), key=lambda m: (-len(m.text), m.text, m.opens_line)))
 
 
@@ -138,7 +138,7 @@ def _sorted(markers: Iterable[Marker]) -> tuple[Marker, ...]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What stands before, between or after messages. ``first``: before all of them, where a template may say more."""
+    """Template text before, between or after messages. ``first``: before all of them, where there may be more text."""
 
     text: str
     first: bool
@@ -150,16 +150,16 @@ def _pieces(render: Render, talks: Sequence[Sequence[str]]) -> Iterator[_Piece]:
         for for_reply in (False, True):
             try:
                 parts = _CONTENT.split(render(messages, for_reply))
-            except Exception:  # templates raise what they like: this one has no such talk
+            except Exception:  # templates may raise anything: this one does not accept these roles
                 continue
             yield from (_Piece(part, first=k == 0) for k, part in enumerate(parts))
 
 
 def _text_markers(pieces: Sequence[_Piece], tokens: Iterable[str]) -> list[Marker]:
-    """Tags, labels and words of all pieces; a label that always opens a line is looked for there alone.
+    """Tags, labels and words of all pieces; a label that always opens a line counts only there.
 
-    Before the first message a template may write headings. They are no labels where a token that comes again between
-    messages opens the turn.
+    Before the first message a template may write headings. They are not labels if the turn is opened by a token that
+    also occurs between messages.
     """
     token = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"\Z\A")
     between = {text for piece in pieces if not piece.first for text in token.findall(piece.text)}
@@ -183,7 +183,7 @@ def _text_markers(pieces: Sequence[_Piece], tokens: Iterable[str]) -> list[Marke
 
 
 def _labels(piece: _Piece, token: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-    """(label, whether it opens a line) of every short line outside of tokens and tags."""
+    """(label, whether it opens a line) for every label on a line, outside of tokens and tags."""
     end = 0
     parts = re.compile(f"{token.pattern}|{_TAG.pattern}|\n")
     gaps: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""What of a message enters the shared context: the team's one protocol, each switch separate (tab:pnp-ablation)."""
+"""The message filter: which part of a message enters the shared context, by separate switches (tab:pnp-ablation)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ THINKS_ALOUD = "reasoning tags where they are forbidden"
 
 @dataclass
 class MessageFilter:
-    """A sampled message's text to the text that the others see; what was sampled is trained on in any case.
+    """Maps a sampled message's text to the text that the others see; what was sampled is trained on in any case.
 
-    ``think``: keep shows reasoning, strip takes it out, forbid takes it out and counts it as a breach. ``tools``:
-    canonical rewrites tool calls to one JSON and rejects malformed ones. ``inside``: the template opens reasoning.
-    ``breaches`` counts, by reason, the different messages that broke the protocol.
+    ``think``: keep shows reasoning, strip removes it, forbid removes it and counts a breach. ``tools``: canonical
+    rewrites tool calls to one JSON form and rejects malformed ones. ``inside``: the template opens a reasoning tag.
+    ``breaches`` counts violations of the protocol by reason, of different messages.
     """
 
     think: ThinkPolicy = "keep"
@@ -32,7 +32,7 @@ class MessageFilter:
 
     @property
     def shares_all(self) -> bool:
-        """Whether every text stays as it is."""
+        """Whether the filter leaves every text unchanged."""
         return self.think == "keep" and self.tools == "off"
 
     def __call__(self, text: str) -> str:
@@ -48,7 +48,7 @@ class MessageFilter:
 
 
 def check_thinking(codec: Any, policy: ThinkPolicy) -> bool:
-    """Whether the template begins replies inside of reasoning tags; an error where reasoning is forbidden."""
+    """Whether the template begins replies inside reasoning tags; raises ProtocolError if reasoning is forbidden."""
     opened = template_opens_thinking(codec)
     if opened and policy == "forbid":
         raise ProtocolError(

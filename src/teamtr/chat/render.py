@@ -1,14 +1,14 @@
-"""How the shared text becomes one agent's chat messages.
+"""Renders the shared text into one agent's chat messages.
 
 The context is text. An agent's prompt is a rendering of that text, a function of what the agent may see and of
-nothing else. Two renderings:
+nothing else. There are two styles:
 
 transcript (default)  one system and one user message; the conversation so far is lines of the user message.
-                      No template rewrites history, because no history goes through it.
+                      A template cannot rewrite history, because no history goes through it.
 chat                  the agent's own turns are assistant messages, the others' are user messages. The template
                       must then be stable under appended messages (``template.check_template``).
 
-In both, ``transcript.py`` writes the others' lines, so that no text can pass for another speaker's.
+In both, ``transcript.py`` writes the others' lines, so that no text can imitate another speaker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def render(
     speakers: Collection[str],
     style: Literal["transcript", "chat"] = "transcript",
 ) -> ChatMessages:
-    """Chat messages for one agent; ``history`` is (author, text) of the turns it sees, ``speakers`` are all who may
+    """Chat messages for one agent. ``history``: (author, text) of the messages that it sees. ``speakers``: all that may
     speak in this episode, whether they have spoken or not."""
     names = {*speakers, *(author for author, _ in history)}
     question = quoted("\n".join(part for part in (problem.prompt, problem.private.get(agent, "")) if part), names)
@@ -45,7 +45,7 @@ def render(
         said = spoken(author, text, names)
         if author == agent:
             messages.append({"role": "assistant", "content": text})
-        elif messages[-1]["role"] == "user":  # several templates refuse two user messages in a row
+        elif messages[-1]["role"] == "user":  # several templates reject two user messages in a row
             messages[-1] = {"role": "user", "content": f"{messages[-1]['content']}\n{said}"}
         else:
             messages.append({"role": "user", "content": said})

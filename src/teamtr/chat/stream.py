@@ -1,4 +1,4 @@
-"""The text of a message while its tokens still come."""
+"""Streams the text of a message while its tokens are sampled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from teamtr.chat.codec import ChatCodec
 from teamtr.chat.message_filter import MessageFilter
 
 UNREADABLE = "\ufffd"
-"""What a tokenizer writes for bytes of a character that is not whole yet."""
+"""What a tokenizer writes for the bytes of an incomplete character."""
 
 
 class TextStream:
-    """Pieces of a message's text that together are what the codec makes of the whole.
+    """Emits pieces of a message's text that together are the codec's text of the whole message.
 
-    ``plain`` is how tokens are spelled (``ChatCodec.plain``); None where that says nothing about the whole: then all
-    comes at the end.
+    ``plain`` decodes tokens (``ChatCodec.plain``). It is None if the text of a prefix need not be a prefix of the
+    text; then everything comes at the end.
     """
 
     def __init__(self, plain: Callable[[Sequence[int]], str] | None) -> None:
@@ -25,11 +25,11 @@ class TextStream:
         self.told = ""
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain with these tokens, beyond what was told before."""
+        """The text that is certain after these tokens, beyond what was emitted before."""
         if self._plain is None:
             return ""
         self._ids += token_ids
-        # A tokenizer may write a token otherwise at the beginning than in the middle: decode with what came before.
+        # A tokenizer may decode a token differently at the beginning of a text: decode it with the tokens before it.
         before = self._plain(self._ids[self._start : self._read])
         upto = self._plain(self._ids[self._start :])
         if upto.endswith(UNREADABLE) or len(upto) <= len(before) or not upto.startswith(before):
@@ -40,7 +40,7 @@ class TextStream:
         return piece
 
     def end(self, whole: str) -> str:
-        """What is left to tell of the whole text."""
+        """The part of the whole text that was not emitted yet."""
         if not whole.startswith(self.told):
             raise ValueError("this tokenizer writes another text token by token than at once: ask without stream")
         piece, self.told = whole[len(self.told) :], whole
@@ -48,7 +48,7 @@ class TextStream:
 
 
 def is_faithful(codec: object) -> bool:
-    """Whether a message is the tokens of its beginning and the tokens of its end: nothing is hidden or rewritten."""
+    """Whether the text of a message's first tokens is the beginning of its text: nothing is hidden or rewritten."""
     if not isinstance(codec, ChatCodec):
         return False
     shares_all = codec.sharing is None or (isinstance(codec.sharing, MessageFilter) and codec.sharing.shares_all)

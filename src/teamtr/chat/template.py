@@ -1,4 +1,4 @@
-"""Checks of a chat template, made once at start: nothing may be injected, nothing may change behind our back."""
+"""Checks a chat template once, before a run: it must not inject text, nor rewrite what it is given."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SYSTEM = "You are one of several."
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """What the check found. ``verbatim``: text arrives unchanged. ``stable``: appended messages leave what was
-    there as it was. ``injects``: text the template adds to an empty system prompt."""
+    """The result of the check. ``verbatim``: text arrives unchanged. ``stable``: appending messages leaves earlier ones
+    unchanged. ``injects``: text that the template adds to an empty system prompt."""
 
     verbatim: bool
-    stable: bool | None  # None: not looked at, no history goes through the template
+    stable: bool | None  # None: not checked, no history goes through the template
     system_role: Literal["own", "folded into the user message"]
     injects: str
 
@@ -28,9 +28,9 @@ class TemplateReport:
 def check_template(
     codec: ChatCodec, style: Literal["transcript", "chat"], *, empty_system_prompt: bool = True
 ) -> TemplateReport:
-    """Inspect the template and raise ProtocolError when this style cannot be used with it.
+    """Inspect the template; raises ProtocolError if this style cannot be used with it.
 
-    ``empty_system_prompt``: whether some agent has none, so that words a template puts in its place would be heard.
+    ``empty_system_prompt``: whether some agent has none, so that text the template puts in its place would be used.
     """
     if "strftime_now" in str(codec.tokenizer.chat_template) and "date_string" not in codec.template_kwargs:
         raise ProtocolError(
@@ -60,8 +60,8 @@ def check_template(
 
 
 def check_tools(codec: ChatCodec, style: Literal["transcript", "chat"], tools: Sequence[Schema]) -> None:
-    """Raise ProtocolError when what the template makes of these tools does not fit: a text must still arrive unchanged,
-    and in ``chat`` earlier messages must stay as they were."""
+    """Raise ProtocolError if the template does not fit with these tools: text must still arrive unchanged, and in
+    ``chat`` earlier messages must not change."""
     if not _verbatim(codec, tools):
         raise ProtocolError(
             "told of tools, the chat template changes the text of a user message: set tools.tell: false"
@@ -74,10 +74,10 @@ def check_tools(codec: ChatCodec, style: Literal["transcript", "chat"], tools: S
 
 
 def _verbatim(codec: ChatCodec, tools: Sequence[Schema] = ()) -> bool:
-    """Text stands in the prompt as it is, between a prefix and a suffix that do not depend on it."""
+    """Whether text appears in the prompt unchanged, between a prefix and a suffix that do not depend on it."""
     around = set()
     for probe in _PROBES:
-        marked = f"\u00a7{probe}\u00a7"  # found once, wherever the template's own words hold the probe's letters
+        marked = f"\u00a7{probe}\u00a7"  # unique, even if the template's own text contains the probe
         text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": marked}], tools=tools)
         if text.count(marked) != 1:
             return False
@@ -86,7 +86,7 @@ def _verbatim(codec: ChatCodec, tools: Sequence[Schema] = ()) -> bool:
 
 
 def _stable(codec: ChatCodec, tools: Sequence[Schema] = ()) -> bool:
-    """The rendering of the first k messages is a prefix of the rendering of k + 1."""
+    """Whether the rendering of the first k messages, reasoning included, is a prefix of that of the first k + 1."""
     talk = [
         {"role": "system", "content": _SYSTEM},
         {"role": "user", "content": "first"},
@@ -100,7 +100,7 @@ def _stable(codec: ChatCodec, tools: Sequence[Schema] = ()) -> bool:
 
 
 def _injected(codec: ChatCodec) -> str:
-    """Words that an empty system prompt turns into."""
+    """The text that the template writes for an empty system prompt; empty if none."""
     empty = codec.text([{"role": "system", "content": ""}, {"role": "user", "content": "u"}])
     marked = codec.text([{"role": "system", "content": "\u00a7"}, {"role": "user", "content": "u"}])
     expected = marked.replace("\u00a7", "")

@@ -1,7 +1,7 @@
 """Reasoning tags in a shared context: kept, stripped, or forbidden (app:pnp-protocol).
 
-What a model thinks between ``<think>`` and ``</think>`` is part of what it sampled and is trained on in any case. The
-policy decides what of it the others see.
+The text between ``<think>`` and ``</think>`` is part of what a model sampled and is trained on in any case. The policy
+decides whether the others see it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def thinks(text: str) -> bool:
-    """Whether a message holds a reasoning tag, opened or closed."""
+    """Whether a text contains a reasoning tag, opening or closing."""
     return _TAG.search(text) is not None
 
 
 def without_thinking(text: str, *, inside: bool = False) -> str:
     """The text outside of reasoning tags, in one pass over it. ``inside``: the template opened a tag before it.
 
-    A closing tag that nothing opened ends thinking that began before, so all before it goes; an opening tag that
-    nothing closes was cut off, so all after it goes. Blank space at both ends goes with the tags; a text without tags
-    is returned as it is.
+    An unmatched closing tag ends reasoning that began earlier, so everything before it is removed; an unmatched opening
+    tag was cut off, so everything after it is removed. White space at both ends is stripped as well. Unless
+    ``inside``, a text without tags is returned unchanged.
     """
     said: list[str] = []
     end, tagged = 0, inside
@@ -41,7 +41,7 @@ def without_thinking(text: str, *, inside: bool = False) -> str:
 
 
 def template_opens_thinking(codec: Any) -> bool:
-    """Whether the template begins a reply inside of reasoning tags: every message then thinks, whatever it says."""
+    """Whether the template begins a reply inside reasoning tags, so that every message begins with reasoning."""
     prompt = codec.text([{"role": "system", "content": ""}, {"role": "user", "content": "u"}])
     talk = codec.text([{"role": "system", "content": ""}, {"role": "user", "content": "u"}], for_reply=False)
     depth = 0

@@ -1,7 +1,7 @@
-"""Do two tokenizers speak the same ids? Only then is there an exact KL between the models behind them (app:align).
+"""Compares two tokenizers. Only with identical ids is there an exact KL between their models (app:align).
 
 The paper's check (app:pnp-protocol) is made on strings, not on file names: equal ids on up to a thousand
-of the team's own contexts and on a thousand strings made to be difficult.
+of the team's own contexts and on a thousand adversarial strings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Difference:
-    """One string that the two split differently: the first place at which their ids differ, and what follows there."""
+    """A string that the two tokenize differently: the first position at which the ids differ, and up to 8 ids there."""
 
     string: str
     position: int
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """What a comparison found. ``vocabulary_a`` and ``_b`` count tokens; ``end_a`` and ``_b`` are the end tokens."""
+    """A comparison's result. ``vocabulary_a`` and ``_b`` are vocabulary sizes, ``end_a`` and ``_b`` the end tokens."""
 
     strings: int
     same: int
@@ -41,7 +41,7 @@ class Compatibility:
 
     @property
     def identical(self) -> bool:
-        """The same ids on every string, and the same end of a message: the exact KL applies."""
+        """Whether all strings have the same ids and messages the same end token, so that the exact KL applies."""
         return self.same == self.strings and self.end_a == self.end_b
 
     def as_record(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Compatibility:
 
 
 def compare_tokenizers(a: Any, b: Any, strings: Sequence[str]) -> Compatibility:
-    """Encode every string with both, without special tokens added, and compare id by id."""
+    """Encode every string with both, without adding special tokens, and compare the ids."""
     pairs = zip(strings, _ids(a, strings), _ids(b, strings), strict=True)
     differences = [_difference(string, ids_a, ids_b) for string, ids_a, ids_b in pairs if ids_a != ids_b]
     return Compatibility(
@@ -70,7 +70,7 @@ def compare_tokenizers(a: Any, b: Any, strings: Sequence[str]) -> Compatibility:
 
 
 def _ids(tokenizer: Any, strings: Sequence[str]) -> list[list[int]]:
-    """Of all strings in one call, which a fast tokenizer shares out among threads."""
+    """The ids of all strings, in one call, which a fast tokenizer distributes over threads."""
     if not strings:
         return []
     found: list[list[int]] = tokenizer(list(strings), add_special_tokens=False)["input_ids"]
@@ -84,7 +84,7 @@ def _difference(string: str, ids_a: list[int], ids_b: list[int]) -> Difference:
     return Difference(string, position, tuple(ids_a[after]), tuple(ids_b[after]))
 
 
-# -- strings that are made to be difficult --------------------------------------------------------------------
+# -- adversarial strings --------------------------------------------------------------------------------------
 
 _WORDS = (
     "the",
@@ -118,7 +118,7 @@ _MARKS = (
 
 
 def adversarial(rng: np.random.Generator, count: int) -> list[str]:
-    """Strings of blanks, letters of many scripts, digits, markup and tool calls, all different in kind by turns."""
+    """Strings that are, in turn, full of white space, letters of many scripts, digits, markup and tool calls."""
     makers = (_blanks, _words, _digits, _markup, _tool_json)
     return [makers[k % len(makers)](rng) for k in range(count)]
 

@@ -1,6 +1,6 @@
-"""Tool calls in text: their checks, and the two notations that they may be written in.
+"""Parses and validates tool calls in the two notations that they may be written in.
 
-Nothing here runs anything. What comes out is a name and plain JSON values, or a reason why not.
+Nothing is executed. The result is a name and plain JSON values, or the reason why the text is not a call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
-"""Where the arguments stand: OpenAI, Hermes and Mistral; Llama; Gemini and LangChain; Anthropic."""
+"""The key of the arguments: OpenAI, Hermes and Mistral; Llama; Gemini and LangChain; Anthropic."""
 WRAPPERS = ("tool_calls", "function_call", "function")
 _MARKS_OF_A_CALL = ("id", "type", "index", "call_id", "tool_call_id", "status")
 _PARTS_OF_A_MESSAGE = (
@@ -32,14 +32,14 @@ _PARTS_OF_A_MESSAGE = (
 
 
 class Malformed(ValueError):
-    """Not a tool call; the message is the reason."""
+    """Not a valid tool call; the message is the reason."""
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------
 
 
 def read_json(text: str) -> Any:
-    """JSON without what JSON does not have (NaN, two values for one key), not too long and not too deep."""
+    """Parse strict JSON (no NaN, no duplicate keys, no lone surrogates), within bounds on length and depth."""
     try:
         return bounded_json.read_json(
             text, longest=MOST_CHARACTERS, deepest=MOST_DEPTH, strict=True, half_characters=False
@@ -49,7 +49,7 @@ def read_json(text: str) -> Any:
 
 
 def calls_in(value: Any, tools: Collection[str] | None) -> list[ToolCall]:
-    """The calls that a JSON value holds, in any of the usual layouts."""
+    """The calls in a JSON value, in any of the usual layouts."""
     if isinstance(value, list):
         if not value:
             raise Malformed("an empty list of calls")
@@ -66,8 +66,8 @@ def calls_in(value: Any, tools: Collection[str] | None) -> list[ToolCall]:
 
 
 def _check_keys(beside: Mapping[str, Any], what: str) -> None:
-    """Only what a dialect puts beside a call or a wrapper, and no more than a mark or a text: nothing is dropped
-    without a word that could have been meant as a call, or as an argument of one."""
+    """Accept beside a call or a wrapper only the keys that a dialect puts there, with plain values. Otherwise something
+    meant as a call, or as an argument of one, could be dropped silently."""
     known = _MARKS_OF_A_CALL if what == "name" else (*_MARKS_OF_A_CALL, *_PARTS_OF_A_MESSAGE)
     for key, value in beside.items():
         if key not in known:
@@ -77,12 +77,12 @@ def _check_keys(beside: Mapping[str, Any], what: str) -> None:
 
 
 def _shown(key: str) -> str:
-    """A key for a reason, which enters the shared context: as it is when it is a word and no markup can be in it."""
+    """A key as a reason names it. Reasons enter the shared context, so only a word without markup is quoted."""
     return f"the key {key}" if _NAME.fullmatch(key) else "a key that is no word"
 
 
 def looks_like_calls(value: Any) -> bool:
-    """Whether JSON that nobody declared to be a call is one all the same."""
+    """Whether JSON that is not declared to be a call is one nevertheless."""
     if isinstance(value, list):
         return bool(value) and all(looks_like_calls(item) for item in value)
     if not isinstance(value, dict):
@@ -91,7 +91,7 @@ def looks_like_calls(value: Any) -> bool:
         return True
     if not isinstance(value.get("name"), str):
         return False
-    # Much that is no call has a name and an input; with an object there and nothing else it is one.
+    # Much JSON that is not a call has a name and an input; a call has an object there, and nothing else beside it.
     bare = value.keys() <= {"name", *ARGUMENTS, *_MARKS_OF_A_CALL}
     return (
         "arguments" in value
@@ -106,7 +106,7 @@ def _call(value: Mapping[str, Any], tools: Collection[str] | None) -> ToolCall:
         raise Malformed(f"both {given[0]} and {given[1]}")
     _check_keys({k: v for k, v in value.items() if k not in ("name", *ARGUMENTS)}, "name")
     arguments = value[given[0]] if given else {}
-    if isinstance(arguments, str):  # some servers write the arguments as a text of JSON
+    if isinstance(arguments, str):  # some servers write the arguments as a JSON string
         arguments = read_json(arguments)
     if arguments is None:
         arguments = {}
@@ -116,7 +116,7 @@ def _call(value: Mapping[str, Any], tools: Collection[str] | None) -> ToolCall:
 
 
 def is_name(name: str) -> bool:
-    """Whether a tool can be called by it."""
+    """Whether this is a valid name of a tool."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -132,10 +132,10 @@ def checked(name: Any, arguments: Mapping[str, Any], tools: Collection[str] | No
 
 
 def read_signature(text: str, tools: Collection[str] | None) -> list[ToolCall] | None:
-    """``name(key="value", n=3)`` or a list of such; None when the text is something else (``f(x)``, say).
+    """Parse ``name(key="value", n=3)`` or a list of such; None if the text is something else (``f(x)``, say).
 
-    Values are literals as ``CALLS`` has them: text in either quotes, numbers, true, false, null and their Python names,
-    lists and mappings.
+    Values are literals as ``CALLS`` defines them: text in either quotes, numbers, true, false, null and their Python
+    names, lists and mappings.
     """
     if len(text) > MOST_CHARACTERS:
         return None
@@ -175,7 +175,7 @@ def _signatures(reader: Reader, tools: Collection[str] | None) -> list[ToolCall]
 
 
 def _check_text(value: Any) -> None:
-    """No half of a character. No deeper than ``CALLS`` allows."""
+    """Raise Malformed if a text has a lone surrogate. The value is no deeper than ``CALLS`` allows."""
     if isinstance(value, str) and has_half_character(value):
         raise Malformed("half of a surrogate pair stands alone")
     for item in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -1,4 +1,4 @@
-"""How an agent is told of its tools where its chat template has no way of its own: as text of the system prompt."""
+"""Describes tools as text in the system prompt, for chat templates without tool support."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADER = 'Tools, called by a message such as NAME(key="value"):'
 
 
 def with_tools_told(messages: Sequence[dict[str, str]], tools: Sequence[Schema]) -> list[dict[str, str]]:
-    """The chat with the tools behind its system prompt."""
+    """The chat with the tools described at the end of its system prompt."""
     told = tools_as_text(tools)
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     rest = [message for message in messages if message["role"] != "system"]
@@ -20,7 +20,7 @@ def with_tools_told(messages: Sequence[dict[str, str]], tools: Sequence[Schema])
 
 
 def tools_as_text(tools: Sequence[Schema]) -> str:
-    """A line for each of them: what it takes, and what it is good for."""
+    """A header, and a line for each tool with its arguments and description."""
     return "\n".join([HEADER, *map(_line, tools)])
 
 
@@ -38,13 +38,13 @@ def _line(tool: Schema) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type where it says it all, else the schema."""
+    """The type if the schema says nothing else, otherwise the schema."""
     plain = {key: value for key, value in schema.items() if key not in ("title", "default")}
     return str(plain["type"]) if plain.keys() == {"type"} else json.dumps(plain, ensure_ascii=False)
 
 
 def each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """The same with every text in it changed, keys too."""
+    """The value with ``change`` applied to every string in it, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

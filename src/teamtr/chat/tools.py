@@ -1,4 +1,4 @@
-"""Tool calls of several dialects become one canonical JSON before they enter a shared context (app:pnp-protocol).
+"""Rewrites tool calls of several dialects into one canonical JSON for the shared context (app:pnp-protocol).
 
     <tool_call>{"name": ..., "arguments": {...}}</tool_call>    tagged (also <function_call>)
     ```tool_call ... ```   ```json ... ```                      fenced
@@ -6,8 +6,8 @@
                                                                 one call on a line of its own
     name(key="value")   [a(x=1), b()]                           function-call style, the whole message
 
-A call that is declared as one and cannot be read is replaced by a note that says why. Text that nobody declared to be
-a call and that does not read as one is left alone. Nothing is executed here, and every text is read in linear time.
+A declared call that cannot be parsed is replaced by a note with the reason. Text that is not declared to be a call and
+does not parse as one is left alone. Nothing is executed here, and every text is parsed in linear time.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _DECLARED_FENCES = ("tool_call", "tool_calls", "function_call", "tool_code")
 
 @dataclass(frozen=True)
 class Rejection:
-    """What was declared to be a call and is none, and why."""
+    """Text that is declared to be a call but is not a valid one, and the reason."""
 
     text: str
     reason: str
 
     def note(self) -> str:
-        """What stands in the shared context in its place."""
+        """The text that replaces it in the shared context."""
         return f"[malformed tool call: {self.reason}]"
 
 
 @dataclass(frozen=True)
 class Normalised:
-    """The text for the shared context, and in their order the calls in it and what was rejected. ``beside`` is what was
-    written around the calls, to the letter, also what was rejected."""
+    """The text for the shared context, and the calls and rejections in it, in order. ``beside`` is the original text
+    around the calls, verbatim, including what was rejected."""
 
     text: str
     found: tuple[ToolCall | Rejection, ...] = ()
@@ -64,7 +64,7 @@ class Normalised:
 
 @dataclass
 class _Writer:
-    """``notes``: whether the note of a call that was rejected before stands for that call."""
+    """Assembles the normalized text. ``notes``: whether the note of an earlier rejection counts as a rejection."""
 
     tools: Collection[str] | None
     notes: bool = False
@@ -74,12 +74,12 @@ class _Writer:
     calls: int = 0
 
     def write(self, text: str, written: str | None = None) -> None:
-        """What is shared, and what was written there; None: the same."""
+        """Append text to share, and the original text for ``beside``; None: the same."""
         self.pieces.append(text)
         self.beside.append(text if written is None else written)
 
     def plain(self, text: str) -> None:
-        """A part outside of all marks: calls in it are lines of their own."""
+        """Handle a part outside of all marks, in which a call must be a line of its own."""
         for k, line in enumerate(text.split("\n")):
             if k:
                 self.write("\n")
@@ -95,14 +95,14 @@ class _Writer:
                 self.found += [Rejection(note.group(), note.group(1)) for note in _NOTE.finditer(line)]
 
     def declared(self, body: str, whole: str) -> None:
-        """A part that says that it is a call."""
+        """Handle a part that is declared to be a call."""
         try:
             self.put(calls_in(read_json(body.strip()), self.tools))
         except Malformed as error:
             self.reject(whole, str(error))
 
     def undeclared(self, body: str, whole: str) -> None:
-        """A part that may be a call: it is left alone unless it reads as one."""
+        """Handle a part that may be a call; it is left alone unless it parses as one."""
         try:
             value = read_json(body.strip())
         except Malformed:
@@ -130,13 +130,13 @@ class _Writer:
 
 
 def normalise_calls(text: str, tools: Collection[str] | None = None) -> Normalised:
-    """Every call in the text in canonical form. ``tools`` are the names there are; None allows any."""
+    """The text with every call in canonical form. ``tools`` are the names of the tools; None allows any."""
     return _read(text, _Writer(tools))
 
 
 def read_calls(text: str, tools: Collection[str] | None = None) -> tuple[ToolCall | Rejection, ...]:
-    """What a message of the shared context calls, in its order, whether or not its calls were rewritten before. What it
-    only thinks of calling does not count; rejections alike that follow each other are one."""
+    """The calls and rejections in a message of the shared context, in order, whether or not its calls were rewritten
+    before. Calls within reasoning tags do not count; consecutive rejections with the same reason count once."""
     found = _read(without_thinking(text), _Writer(tools, notes=True)).found
     reasons = [each.reason if isinstance(each, Rejection) else None for each in found]
     return tuple(each for k, each in enumerate(found) if not k or reasons[k] is None or reasons[k] != reasons[k - 1])
@@ -163,7 +163,7 @@ def _read(text: str, writer: _Writer) -> Normalised:
 
 
 def _is_one_call(body: str) -> bool:
-    """Whether a line is a call in the form in which calls are shared: no more than a name and its arguments."""
+    """Whether a line is a call in canonical form: an object with a name and arguments and nothing else."""
     try:
         value = read_json(body)
     except Malformed:
@@ -172,7 +172,7 @@ def _is_one_call(body: str) -> bool:
 
 
 def _scan(text: str, writer: _Writer) -> None:
-    """Tagged and fenced calls, from mark to mark: every character is looked at by one part alone."""
+    """Process tagged and fenced calls from mark to mark, so that every character belongs to one part."""
     marks = list(_MARK.finditer(text))
     end = k = 0
     while k < len(marks):
@@ -198,10 +198,10 @@ def _scan(text: str, writer: _Writer) -> None:
 
 
 def _fenced(text: str, marks: list[re.Match[str]], k: int, writer: _Writer) -> tuple[int, int]:
-    """One fence that opens at mark k; returns the next mark and where the text goes on."""
+    """Process the fence that opens at mark k; returns the next mark and where the text continues."""
     opening = marks[k]
     language = opening.group(3).lower()
-    if language not in ("", "json", *_DECLARED_FENCES):  # code of another language is code
+    if language not in ("", "json", *_DECLARED_FENCES):  # a code block in another language
         closing = next((j for j in range(k + 1, len(marks)) if marks[j].group(3) is not None), None)
         if closing is None:
             writer.write(opening.group())

@@ -1,4 +1,4 @@
-"""Play episodes, turn them into batches, and know when a batch is stale."""
+"""Rollouts: play and grade episodes, collect them into batches, and detect stale batches."""
 
 from teamtr.rollout.collect import Collected, collect, has_signal_P
 from teamtr.rollout.context import Ledger, RolloutContext

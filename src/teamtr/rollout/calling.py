@@ -1,7 +1,7 @@
-"""Calls of tools in messages, and the results that stand behind them.
+"""Tool calls in messages, and their results.
 
-Every call that stands in a message of an agent with tools is answered, in its order, also one that cannot be read. What
-was called follows from the texts alone, so that a grader or an environment can find it again.
+Every call in a message of an agent with tools is answered, in order, including malformed ones. Calls are parsed from
+the text alone, so a grader or an environment can recover them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Found = tuple[ToolCall | Rejection, ...]
 
 @dataclass(frozen=True)
 class Said:
-    """A message that is about to become a turn: in which episode, and its text."""
+    """A message that is about to become a turn: its text and its episode's state."""
 
     state: EpisodeState
     text: str
 
 
 def calls_in_message(context: RolloutContext, agent: Agent, problem: Problem, text: str) -> Found:
-    """What a message of this agent calls; nothing where the agent has no tools."""
+    """The tool calls and rejected calls in a message of this agent; empty if the agent has no tools."""
     offered = context.offered(agent, problem)
     return read_calls(text, frozenset(map(name_of, offered))) if offered else ()
 
 
 def calls_so_far(context: RolloutContext, team: Team, state: EpisodeState) -> tuple[ToolCall, ...]:
-    """All calls of an episode, in order."""
+    """All valid tool calls of an episode so far, in order."""
     if context.tools is None:
         return ()
     found = [_of_turn(context, team, state.problem, turn) for turn in state.turns if turn.results]
@@ -53,8 +53,8 @@ def _readable(found: Found) -> tuple[ToolCall, ...]:
 def results_of(
     context: RolloutContext, team: Team, agent: Agent, messages: Sequence[Said]
 ) -> list[tuple[Message, ...]]:
-    """What tools reply to each of these messages of one agent, all of them asked at once. Where an episode is word for
-    word what its draft was, tools are not asked again."""
+    """The tool results for each of these messages of one agent, requested in one batch. An episode that equals its
+    draft up to this message reuses the draft's results."""
     if context.tools is None or agent.tools == ():
         return [()] * len(messages)
     found = [calls_in_message(context, agent, said.state.problem, said.text) for said in messages]
@@ -74,7 +74,7 @@ def results_of(
 
 
 def _in_order(found: Found, texts: Sequence[str]) -> tuple[Message, ...]:
-    """One message for everything that was called: a tool's words, or why it was not called."""
+    """One message per call, in order: the tool's result, or the reason why the call was rejected."""
     replies = iter(texts)
     told = [f"Error: {each.reason}" if isinstance(each, Rejection) else next(replies) for each in found]
     if next(replies, None) is not None:

@@ -1,4 +1,4 @@
-"""A batch for an update: episodes of the stage's problems, and of others in the place of those that teach nothing."""
+"""Collects the batch for an update, and replaces groups without a signal by other problems (dynamic sampling)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from teamtr.types import Problem
 
 @dataclass(frozen=True)
 class Collected:
-    """A batch, after so many ``rounds`` of redrawing. ``ended``: every group has a signal, all problems were tried, or
-    the limit of rounds was reached."""
+    """A batch after ``rounds`` rounds of replacing groups. ``without_signal`` counts the groups that still have none.
+    ``ended``: every group has a signal, all problems were tried, or the limit of rounds was reached."""
 
     batch: RolloutBatch
     rounds: int
@@ -27,7 +27,7 @@ class Collected:
 
 
 def has_signal_P(batch: RolloutBatch) -> np.ndarray:
-    """Which groups hold different, finite rewards."""
+    """Whether the rewards of each group are all finite and not all equal."""
     rewards_PG = np.array([e.reward for e in batch.episodes]).reshape(len(batch.problems), batch.group_size)
     return np.asarray(np.isfinite(rewards_PG).all(axis=1) & (np.ptp(rewards_PG, axis=1) > 0))
 
@@ -43,12 +43,12 @@ def collect(
     limit: int = 0,
     ledger: Ledger | None = None,
 ) -> Collected:
-    """Play the problems; put those of the ``reserve``, in its order and each once, in the place of groups without
-    signal until every group has one: DAPO's dynamic sampling (arXiv 2503.14476).
+    """Play the problems, then replace groups without a signal by problems of the ``reserve``, in order and each at most
+    once, until every group has a signal: DAPO's dynamic sampling (arXiv 2503.14476).
 
-    It ends early when the reserve is used up, or after ``limit`` rounds (0: no limit); the batch is then taken as it
-    is. ``seed(r)`` names round r's randomness. A group of equal rewards of the task has no signal, however long its
-    messages are.
+    Stops early when the reserve is used up, or after ``limit`` rounds (0: no limit), with the batch as it is then.
+    ``seed(r)`` is the seed of round r. Whether a group has a signal depends on the task's rewards alone, not on message
+    lengths.
     """
     batch = play(context, team, problems, group_size, seed=seed(0), ledger=ledger)
     rounds, left = 0, list(reserve)

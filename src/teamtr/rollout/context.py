@@ -1,4 +1,4 @@
-"""Where a team plays: who computes, how text becomes tokens, who speaks when, what is asked, and what was spent."""
+"""The context of rollouts (sampler, codecs, router, task, tools) and the ledger of what they cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from teamtr.types import Ids, Message, Problem
 
 @dataclass
 class Ledger:
-    """What was spent, per agent and phase: tokens, messages or episodes, seconds."""
+    """What rollouts cost: tokens and sampling seconds by agent; episodes, and seconds of grading and of environments
+    and tools, in total."""
 
     sampled_tokens: dict[str, int] = field(default_factory=dict)
     prompt_tokens: dict[str, int] = field(default_factory=dict)
@@ -34,9 +35,8 @@ class Ledger:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """Where a team plays: who computes, how text becomes tokens, who speaks when, what is asked, and what can be
-    called. With ``tools`` the router is a ``ToolTurns``; ``tell``: prompts tell agents of them, as they should unless
-    system prompts do."""
+    """What playing episodes needs besides the team: sampler, codecs by agent, router, task and tools. With ``tools``
+    the router must be a ``ToolTurns``. ``tell``: prompts describe the tools; False if the system prompts do."""
 
     sampler: Sampler
     codecs: Mapping[str, Codec]
@@ -52,7 +52,7 @@ class RolloutContext:
             raise ValueError("a team with tools needs a router of tool turns: wrap it in teamtr.team.ToolTurns")
 
     def speakers(self, team: Team, problem: Problem) -> tuple[str, ...]:
-        """All who may speak in an episode of this problem: the agents, tools, and whoever the environment speaks as."""
+        """All names that may author a message in an episode of this problem: agents, the environment's, and tools."""
         environment = self.task.environment
         others = () if environment is None else authors_of(environment, problem)
         return (*team.names, *others, *((TOOL,) if self.tools is not None else ()))
@@ -64,7 +64,7 @@ class RolloutContext:
         return allowed(self.tools.schemas(problem), agent.tools)
 
     def prompt(self, team: Team, agent: Agent, problem: Problem, history: Sequence[Message]) -> Ids:
-        """What this agent reads when this was said before and it may see it."""
+        """The agent's prompt, given the messages that it sees."""
         chat = render(
             agent=agent.name,
             system_prompt=agent.system_prompt,
@@ -78,7 +78,7 @@ class RolloutContext:
 
 
 def authors_of(environment: Environment, problem: Problem) -> Sequence[str]:
-    if not hasattr(environment, "speakers"):  # written by somebody whom no type checker told
+    if not hasattr(environment, "speakers"):  # a user's class, written without a type checker
         raise UserError(
             f"{type(environment).__name__} does not say who speaks in it: give it `def speakers(self, problem)`, which "
             "returns the names of all authors that its replies may have (docs/tasks.md)"
@@ -87,7 +87,8 @@ def authors_of(environment: Environment, problem: Problem) -> Sequence[str]:
 
 
 def check_author(context: RolloutContext, team: Team, problem: Problem, author: str) -> None:
-    """Every author must be known beforehand and read like nobody else, or a message could pass for one of its lines."""
+    """Raise UserError unless the environment declares this author beforehand and the name is distinct from all other
+    speakers'. Otherwise a message could imitate a line of this author."""
     environment = context.task.environment
     assert environment is not None
     speaks = f"the environment of problem {problem.id!r} speaks as {author!r}"

@@ -1,15 +1,15 @@
-"""What agents say in episodes: each goes on to its next turn as soon as its last message is whole.
+"""Samples the messages of episodes. Each episode goes on to its next turn as soon as its last message is complete.
 
-Rows of all agents that are asked for something go into one stream (``ports.Sampler.stream``); whether they are computed
-together is the sampler's business. A turn's noise is named by the batch's seed, its place in its episode and who
-speaks, and the row of it that is taken is the episode's: so it does not matter which others have come how far.
+The requests of all agents go into one stream (``ports.Sampler.stream``); the sampler decides which are computed
+together. A turn's noise is derived from the batch's seed, the turn's position in its episode and its speaker, and the
+episode's index picks the row. So it does not depend on how far other episodes have come.
 
-1. an episode whose last message is whole gets it as a turn, with what tools reply to it;
-2. its next speaker's prompt is written, and what a draft says of the message is kept;
-3. what is still to be said is wanted of the stream.
+1. An episode whose last message is complete gets it as a turn, with the tools' results.
+2. The prompt of its next speaker is rendered, and what a draft keeps of the message is reused.
+3. The rest of the message is requested from the stream.
 
-An environment is not asked while a stream runs: it may have to ask the same sampler. Episodes wait for it where a round
-opens, and it is asked for all that have said equally much at once, fewest turns first.
+The environment is not called while a stream runs, because it may need the same sampler. Episodes wait for it where a
+round opens. It is called at once for all waiting episodes with the same number of turns, fewest turns first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from teamtr.types import Finish, Ids, Situation, Turn, conversation
 
 
 class StaleWeights(RuntimeError):
-    """The engine's weights are not those that the team names."""
+    """A message was sampled with weights other than those that the team names."""
 
 
 def converse(
@@ -48,8 +48,8 @@ def converse(
     end_ids: Mapping[str, frozenset[int]] | None = None,
     ended: Callable[[EpisodeState], None] | None = None,
 ) -> None:
-    """Say all that is still to be said in these episodes; nothing is graded. ``ended`` is told of every episode that is
-    over, while others may still be sampled."""
+    """Sample all remaining messages of these episodes, in place; nothing is graded. ``ended`` is called for each
+    episode that the router ends, while others may still be sampled."""
     talk = _Conversations(context, team, states, seed, temperature, ledger, end_ids, ended)
     while talk.begin():
         context.sampler.stream(talk.more, heard=unheard if ended is None else talk.heard)
@@ -57,7 +57,7 @@ def converse(
 
 @dataclass(frozen=True)
 class _Message:
-    """A message of episode ``episode`` before all of it is said."""
+    """A message of episode ``episode`` that is not complete yet; ``begun`` is what there is of it."""
 
     episode: int
     agent: Agent
@@ -81,7 +81,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Spoken:
-    """A turn that is about to be its episode's, once tools have replied."""
+    """A complete turn, to be appended to its episode once tools have replied."""
 
     episode: int
     turn: Turn
@@ -89,7 +89,7 @@ class _Spoken:
 
 @dataclass(eq=False)
 class _Conversations:
-    """Episodes of one batch, while streams say what is said in them."""
+    """The episodes of one batch while they are played, over one or more streams."""
 
     context: RolloutContext
     team: Team
@@ -101,17 +101,17 @@ class _Conversations:
     ended: Callable[[EpisodeState], None] | None
     _ready: set[int] = field(init=False)
     _waits: set[int] = field(default_factory=set)
-    """For the environment."""
+    """Episodes that wait for the environment."""
     _replied: dict[int, int] = field(default_factory=dict)
-    """After how many turns the environment replied last."""
+    """By episode: its number of turns when the environment last replied."""
     _open: dict[int, _Message] = field(default_factory=dict)
-    """By the row of the stream."""
+    """The messages being sampled, by row of the stream."""
     _rows: int = 0
     _told: dict[int, list[str]] = field(default_factory=dict)
-    """Episodes of which ``ended`` was told, with what was said in them."""
+    """Episodes for which ``ended`` was called, with their messages at that time."""
     _since: float = 0.0
     _noise: dict[tuple[int, str], RowNoise] = field(default_factory=dict)
-    """By the place of a turn in its episode, and who speaks."""
+    """By position of the turn in its episode, and by speaker."""
 
     def __post_init__(self) -> None:
         self._ready = set(range(len(self.states)))
@@ -119,7 +119,7 @@ class _Conversations:
     # -- between streams --------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Whether there is anything to say; asks the environment first, where nobody else can go on."""
+        """Whether there is anything to sample. Calls the environment first, if no episode can go on without it."""
         assert not self._open
         self._rows = 0
         environment = self.context.task.environment
@@ -139,7 +139,7 @@ class _Conversations:
         return opens_round(turns, upcoming) and self._replied.get(e) != len(turns)
 
     def _ask(self, environment: Environment) -> None:
-        """One reply in all episodes that have come least far: nobody can come to as many turns later."""
+        """One environment reply in all waiting episodes with the fewest turns; no others can arrive at that number."""
         tick = min(len(self.states[e].turns) for e in self._waits)
         asked = [e for e in sorted(self._waits) if len(self.states[e].turns) == tick]
         states = [self.states[e] for e in asked]
@@ -170,12 +170,12 @@ class _Conversations:
         return wanted
 
     def heard(self, row: int, sample: Sample) -> None:
-        """Of a message that its sampler may still sample again: an episode that it ends can be graded, no more."""
+        """Handle a message that may still be sampled again: if it ends its episode, only ``ended`` is called."""
         message = self._open[row]
         state = self.states[message.episode]
         turn = self._turn(message, message.begun.followed_by(sample, message.agent))
         if calls_in_message(self.context, message.agent, state.problem, turn.text):
-            return  # what is called is answered first
+            return  # the calls are answered first, so the episode is not over
         after = replace(state, turns=[*state.turns, turn])
         if not after.ended and next_turn(self.context.router, after.turns, self.team.names) is None:
             self._tell(message.episode, after)
@@ -202,7 +202,7 @@ class _Conversations:
         return message.turn(whole, self.context.codecs[message.agent.name].decode(whole.token_ids))
 
     def _book(self, ended: Sequence[Ended]) -> None:
-        """Tokens by agent, and the seconds since others were booked, by tokens."""
+        """Add tokens to the ledger by agent, and the seconds since the last booking in proportion to sampled tokens."""
         if not ended:
             return
         now = time.perf_counter()
@@ -220,7 +220,7 @@ class _Conversations:
         self._since = now
 
     def _call_tools(self, spoken: Sequence[_Spoken]) -> None:
-        """Every episode gets its turn, and what tools reply to it; all of an agent's at once."""
+        """Append each turn to its episode, with its tool results; the calls of one agent are made in one batch."""
         if not spoken:
             return
         started = time.perf_counter() if self.context.tools is not None else 0.0
@@ -244,7 +244,7 @@ class _Conversations:
         return None if state.ended else next_turn(self.context.router, state.turns, self.team.names)
 
     def _next(self, e: int) -> _Message | None:
-        """The next message of this episode; None when it is over, or waits for the environment."""
+        """The next message of this episode; None if it is over or waits for the environment."""
         state, upcoming = self.states[e], self._upcoming(e)
         if upcoming is None:
             if state.turns and not state.ended:
@@ -277,14 +277,14 @@ class _Conversations:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What stands of a message before anything is sampled; with a ``finish`` it is the whole of it."""
+    """The part of a message that is already determined; if ``finish`` is set, it is the whole message."""
 
     token_ids: Ids
     logprobs: NDArray[np.float32]
     finish: Finish | None = None
 
     def followed_by(self, sample: Sample, agent: Agent) -> _Beginning:
-        """With what was sampled after it, as far as the agent may speak."""
+        """This part and the sample after it, cut at the agent's ``max_tokens``."""
         room = agent.max_tokens - len(self.token_ids)
         cut = len(sample.token_ids) > room
         token_ids, logprobs = sample.token_ids[:room], sample.logprobs[:room]
@@ -303,7 +303,7 @@ def _begun(drafted: tuple[Turn, int, int] | None, agent: Agent, ends: frozenset[
     turn, kept, following = drafted
     if kept < 0 or kept == len(turn.token_ids):
         return _Beginning(turn.token_ids, turn.sampler_logprobs, turn.finish)
-    # The sampler never said the token that follows: it has no log-probability of it.
+    # The token that follows comes from verification, not from the sampler, so it has no sampler log-probability.
     token_ids = np.append(turn.token_ids[:kept], np.int32(following))
     logprobs = np.append(turn.sampler_logprobs[:kept], np.float32(np.nan))
     finish: Finish | None = "stop" if following in ends else "length" if len(token_ids) == agent.max_tokens else None
@@ -318,7 +318,7 @@ def step_environment(
     seed: int,
     ledger: Ledger,
 ) -> None:
-    """One reply of the environment in all these episodes, in which a round is about to open."""
+    """One environment reply in each of these episodes, in all of which a round is about to open."""
     started = time.perf_counter()
     new = []
     for state in states:

@@ -1,4 +1,4 @@
-"""What a run has spent, per agent and phase: part of every commit, so that a resumed run goes on counting."""
+"""What a run has spent, by agent and phase. It is part of every commit, so a resumed run goes on counting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from teamtr.rollout import Ledger
 
 
 def price_of_sampling(cost: float | None, batch: RolloutBatch, own: AgentBatch, epochs: int) -> float | None:
-    """What sampling such a batch again costs, in units of an update of the agent with these messages.
+    """The cost of sampling such a batch again, in units of one update of the agent on these messages.
 
-    ``cost`` is that of one sampled token beside one that is trained on; None where it is not known.
+    ``cost`` is the cost of one sampled token relative to one trained token; None if it is not known.
     """
     read = sum(len(prompt) + len(message) for prompt, message in zip(own.prompts, own.messages, strict=True))
     if cost is None or read == 0:
@@ -25,7 +25,7 @@ def price_of_sampling(cost: float | None, batch: RolloutBatch, own: AgentBatch, 
 
 @dataclass
 class Account:
-    """Totals per agent and phase since the run began; part of every commit."""
+    """Totals by agent and phase since the run began; part of every commit."""
 
     episodes: int = 0
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Account:
             self._add(self.seconds, "team", "environment", ledger.environment_seconds)
 
     def probed(self, ledger: Ledger) -> None:
-        """Rollouts that nothing is learned from, so that they do not count as sampled for training."""
+        """Add rollouts that no update uses; they do not count as sampled for training."""
         for agent in ledger.sampled_tokens:
             self._add(self.tokens, agent, "probe", ledger.sampled_tokens[agent])
             self._add(self.seconds, agent, "probe", ledger.seconds[agent])
@@ -58,8 +58,8 @@ class Account:
         return sum(phases.get("sampled", 0) for phases in self.tokens.values())
 
     def sampling_cost(self) -> float | None:
-        """Seconds per sampled token over seconds of updates per token trained on, to the nearest power of two; None
-        before both were done."""
+        """Sampling seconds per sampled token divided by update seconds per trained token, rounded to a power of two;
+        None before both have happened."""
         updating = ("score", "train", "gate")
         sampling = [(p.get("sample", 0.0), self.tokens.get(name, {})) for name, p in self.seconds.items()]
         sampled = sum(tokens.get("sampled", 0) for _, tokens in sampling)

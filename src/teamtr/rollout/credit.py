@@ -1,12 +1,12 @@
-"""Who is credited with what: the returns that one agent is trained on, as a value of the plan.
+"""Credit assignment: the returns that one agent is trained on, as chosen by ``plan.credit``.
 
-``team``: every agent with the team's return. ``own``: each with what it earned itself, and with what nobody earned
-alone. ``difference``: each with the team's return less what the team would have got had this agent said nothing and all
-others the same (Wolpert and Tumer's difference rewards). Where nobody reads what the agent said, what is taken off does
-not depend on its words, and the expected gradient is that of the team's return. Where somebody does, replies to words
-that were never said are kept, and the two expectations differ. ``crossed``: each with the team's return, averaged over
-what the others said in all episodes of the problem where the agent is apart from them (``crossing.py``), so that the
-expected gradient is that of the team's return; the plain one where it is not.
+``team``: the team's return. ``own``: the agent's own rewards, plus those that belong to no single agent.
+``difference``: the team's return minus what the team would have got if this agent had said nothing and all others the
+same (Wolpert and Tumer's difference rewards). If nobody reads what the agent says, the subtracted part does not depend
+on its messages, and the expected gradient is that of the team's return. If somebody does, replies to messages that
+were never sent are kept, and the two expectations differ. ``crossed``: for an agent that is apart from the others
+(``crossing.py``), the team's return averaged over what the others said in all episodes of the problem, whose expected
+gradient is that of the team's return; for any other agent, the team's return itself.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from teamtr.types import Episode, Floats, Problem, Transcript
 
 @dataclass(frozen=True)
 class Credited:
-    """The returns that an agent is trained on, and its advantages."""
+    """The returns that an agent is trained on, and the advantages estimated from them."""
 
     returns_PG: Floats
     advantages: Advantages
 
 
 def is_crossed(batch: RolloutBatch, agent: str, plan: Plan) -> bool:
-    """Whether this agent is credited with what its words would have earned with the others' of other episodes."""
+    """Whether this agent's returns are averaged over the others' messages of all episodes of the problem."""
     return plan.credit == "crossed" and crossed_returns_PGG(batch, agent) is not None
 
 
 def credited(
     batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int], weights_E: Floats | None = None
 ) -> Credited:
-    """What this agent learns from the batch. ``weights_E`` weigh its episodes as the present team would play them; for
-    an agent that is crossed they are of the others' words alone."""
+    """This agent's returns and advantages on the batch. ``weights_E`` are importance weights towards the present team,
+    one per episode; for a crossed agent they cover the others' messages alone."""
     shape = len(batch.problems), batch.group_size
     weights_PG = None if weights_E is None else weights_E.reshape(shape)
     crossed_PGG = crossed_returns_PGG(batch, agent) if plan.credit == "crossed" else None
@@ -61,7 +61,7 @@ def credited(
 
 
 def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
-    """The returns that this agent is trained on, with the plan's punishments, which all agents share."""
+    """The returns that this agent is trained on, including the plan's length punishments, which all agents share."""
     crossed_PGG = crossed_returns_PGG(batch, agent) if plan.credit == "crossed" else None
     if crossed_PGG is not None:
         return crossed_means_PG(crossed_PGG, np.ones(crossed_PGG.shape[:2]))
@@ -80,8 +80,8 @@ def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mappin
 def with_counterfactuals(
     context: RolloutContext, team: Team, batch: RolloutBatch, plan: Plan, ledger: Ledger
 ) -> RolloutBatch:
-    """The batch with what the plan must know of episodes that were not played: without each agent's words, or with what
-    the others said elsewhere."""
+    """The batch with the counterfactual grades that ``plan.credit`` needs: without each agent's messages, or with the
+    others' messages from other episodes."""
     if plan.credit == "crossed":
         return with_crossings(context, team, batch, plan, ledger)
     if plan.credit != "difference":
@@ -112,10 +112,10 @@ def with_counterfactuals(
 
 
 def certified_range(plan: Plan, reward_range: float | None, team: Team, router: Router, agent: str) -> float | None:
-    """The range of the returns that this agent is trained on, for certificates of what the team gains; None where there
-    is none: nobody knows the range, or a gain of these returns is none of the team's.
+    """The range of the returns that this agent is trained on, for certificates of the team's gain. None if the range is
+    unknown, or if a gain in these returns is not a gain of the team.
 
-    Own rewards may be had at the others' cost. A difference gains what the team does where nobody reads the agent, and
+    Own rewards may come at the others' expense. A difference gains what the team gains if nobody reads the agent, and
     may be as far below 0 as above.
     """
     team_range = plan.return_range(reward_range)
@@ -127,7 +127,7 @@ def certified_range(plan: Plan, reward_range: float | None, team: Team, router: 
 
 
 def _asked(context: RolloutContext, team: Team, problem: Problem, episode: Episode, name: str) -> Asked:
-    """What is graded of the episode without this agent's words."""
+    """What is graded of the episode, with this agent's messages replaced by the task's ``silence``."""
     silence = context.task.silence
     turns = [replace(turn, text=silence) if turn.agent == name else turn for turn in episode.turns]
     return problem, graded_text(context, team, problem, turns, episode.replies), Transcript(turns, episode.replies)
@@ -146,7 +146,7 @@ def _own(episode: Episode, agent: str, gamma: float) -> float:
 
 
 def _without_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
-    """What the team would have got without this agent's words; where it said none, what it got."""
+    """The team's returns without this agent's messages; the actual returns where it sent none."""
     flat = [
         discounted(episode.without.get(agent, episode.verdict), len(episode.turns), plan.gamma)
         for episode in batch.episodes

@@ -1,9 +1,9 @@
-"""What an agent's words are worth with everything that the others said: ``plan.credit: crossed``.
+"""Crossed credit: an agent's messages graded together with everything that the others said (``plan.credit: crossed``).
 
-An agent that reads none of the others and is read by none of them is *apart*. Given the problem, its words and theirs
-are independent, so that its words of one episode and theirs of any other episode of the same group make an episode that
-the same team might have played. All G x G of them are graded, not the G that were played: no token is sampled for it,
-and an agent's words are compared by what they earn with the same words of the others, not by the luck of whom they met.
+An agent that reads none of the others and is read by none of them is *apart*. Given the problem, its messages and
+theirs are independent, so its messages of one episode and theirs of any other episode of the group form an episode
+that the same team might have played. All G x G combinations are graded, not only the G that were played. This samples
+no tokens, and an agent's messages are compared with the same messages of the others, not by the luck of the pairing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from teamtr.types import Episode, Floats, Transcript, Turn
 
 
 def is_unheard(team: Team, router: Router, agent: str) -> bool:
-    """Whether no other agent ever reads a word of this one, and who speaks when is settled beforehand."""
+    """Whether the order of speakers is fixed and no other agent ever reads a message of this one."""
     if not isinstance(router, Schedule):
         return False
     slots = router.turns()
@@ -38,7 +38,7 @@ def is_unheard(team: Team, router: Router, agent: str) -> bool:
 
 
 def is_apart(team: Team, router: Router, agent: str) -> bool:
-    """Whether there are others who speak, none of them ever reads a word of this one, nor it one of theirs."""
+    """Whether the order of speakers is fixed, others speak too, and this agent and the others never read each other."""
     if not isinstance(router, Schedule) or not is_unheard(team, router, agent):
         return False
     slots = router.turns()
@@ -52,8 +52,8 @@ def is_apart(team: Team, router: Router, agent: str) -> bool:
 def with_crossings(
     context: RolloutContext, team: Team, batch: RolloutBatch, plan: Plan, ledger: Ledger
 ) -> RolloutBatch:
-    """The batch with what each agent's words would have earned with the others' of every episode of their group, for
-    agents that are apart. Where an environment replies, nobody is; nor with tools, which have turns of their own."""
+    """The batch with the crossed returns of every trainable agent that is apart. With an environment or tools none is:
+    an environment replies to what was said, and a router of tool turns has no fixed order."""
     if context.task.environment is not None:
         return batch
     apart = [name for name in team.trainable if is_apart(team, context.router, name)]
@@ -71,8 +71,8 @@ def with_crossings(
 
 
 def crossed_returns_PGG(batch: RolloutBatch, agent: str) -> Floats | None:
-    """[p, g, k]: the return of this agent's words of episode g with all others' of episode k, of problem p's group;
-    None where the agent is not apart."""
+    """[p, g, k]: the return of this agent's messages of episode g with the others' of episode k, in problem p's group;
+    None if the agent is not apart."""
     rows = [episode.crossed.get(agent) for episode in batch.episodes]
     if not rows or any(row is None for row in rows):
         return None
@@ -80,7 +80,7 @@ def crossed_returns_PGG(batch: RolloutBatch, agent: str) -> Floats | None:
 
 
 def _crossed_PGG(context: RolloutContext, team: Team, batch: RolloutBatch, name: str, plan: Plan) -> Floats:
-    """Words that were said more than once are crossed once."""
+    """As ``crossed_returns_PGG``, computed by grading; identical combinations are graded once."""
     g = batch.group_size
     groups = [_Group.of(batch.episodes[p * g : (p + 1) * g], name) for p in range(len(batch.problems))]
     problems = [problem for problem, group in zip(batch.problems, groups, strict=True) for _ in group.pairs]
@@ -100,8 +100,8 @@ def _crossed_PGG(context: RolloutContext, team: Team, batch: RolloutBatch, name:
 
 @dataclass(frozen=True)
 class _Group:
-    """One problem's episodes: all pairs of different words of the agent and of the others, and which of them the words
-    of episode g and those of episode k are."""
+    """One problem's episodes: the distinct pairs of the agent's and the others' messages, and at [g, k] the index of
+    the pair made by the agent's messages of episode g and the others' of episode k."""
 
     pairs: list[tuple[Episode, Episode]]
     pair_GG: NDArray[np.int64]
@@ -115,11 +115,11 @@ class _Group:
 
 
 _Words = tuple[tuple[str, int, str], ...]
-"""Of each message all that a return can depend on: its text, its length in tokens, and how it ended."""
+"""All of each message that a return can depend on: its text, its length in tokens, and its finish reason."""
 
 
 def _different(words: Sequence[_Words]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each of the different words was said first, and which of them each is."""
+    """The index at which each distinct item occurs first, and which distinct item each one is."""
     first: dict[_Words, int] = {}
     first_G = np.array([first.setdefault(each, g) for g, each in enumerate(words)], dtype=np.int64)
     found, which_G = np.unique(first_G, return_inverse=True)
@@ -131,7 +131,7 @@ def _words(episode: Episode, whose: Callable[[str], bool]) -> _Words:
 
 
 def _mixed(own: Episode, others: Episode, name: str) -> list[Turn]:
-    """This agent's turns of one episode in the place of those of another: who speaks when is settled beforehand."""
+    """The turns of ``others`` with this agent's replaced by those of ``own``; they line up, as the order is fixed."""
     return [mine if theirs.agent == name else theirs for mine, theirs in zip(own.turns, others.turns, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""An episode while it is played, and the draft that it may be kept from."""
+"""The state of an episode in progress, and the draft that it may reuse."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from teamtr.types import Episode, Ids, Message, Problem, Reply, Turn, Verdict
 
 @dataclass(frozen=True)
 class Draft:
-    """An episode of an older team, to be kept as far as the present one might have said it: ``kept`` and ``next`` of
-    each turn as in ``Carried``."""
+    """An episode of an older team, reused as far as the present team might have written it. ``kept`` and ``next`` hold
+    one value per turn, as ``kept_U`` and ``next_U`` in ``Carried``."""
 
     episode: Episode
     kept: Sequence[int]
@@ -22,7 +22,7 @@ class Draft:
 
 @dataclass
 class EpisodeState:
-    """An episode while it is played; ``acts`` and ``replies`` as in ``Situation``."""
+    """An episode in progress; ``acts`` and ``replies`` as in ``Situation``."""
 
     problem: Problem
     draft: Draft | None = None
@@ -32,7 +32,7 @@ class EpisodeState:
 
     @property
     def as_drafted(self) -> bool:
-        """Whether all that was said so far, by agents and tools, is what the draft says."""
+        """Whether all turns so far, tool results included, equal those of the draft."""
         if self.draft is None:
             return False
         drafted = self.draft.episode.turns
@@ -42,17 +42,17 @@ class EpisodeState:
         )
 
     def drafted_results(self, text: str) -> tuple[Message, ...] | None:
-        """What tools replied to the next message, of this text, in the draft; None where something else was said in it,
-        here or before, so that the tools must be asked again."""
+        """The draft's tool results for the next message, if that has this text; None if the episode differs from the
+        draft here or before, so the tools must be called again."""
         if self.draft is None or not self.as_drafted or len(self.turns) >= len(self.draft.episode.turns):
             return None
         drafted = self.draft.episode.turns[len(self.turns)]
         return drafted.results if drafted.text == text else None
 
     def drafted_turn(self, agent: str, prompt: Ids) -> tuple[Turn, int, int] | None:
-        """What the draft says here, how many of its tokens stay (-1: all) and which one follows them; None where
-        somebody else speaks in it, or reads something else. A message is drawn in its context alone, so that it may
-        stay where that is the same, whatever was changed before."""
+        """The draft's turn at this position, how many of its tokens are kept (-1: all) and which token follows them;
+        None if the draft has another speaker or another context here. A message depends on its context alone, so it may
+        be kept wherever the context is the same, whatever changed before."""
         if self.draft is None or len(self.turns) >= len(self.draft.episode.turns):
             return None
         place = len(self.turns)
@@ -62,7 +62,7 @@ class EpisodeState:
 
     @property
     def drafted_verdict(self) -> Verdict | None:
-        """The draft's, where the whole episode is word for word what the draft was."""
+        """The draft's verdict, if the whole episode equals the draft; otherwise None."""
         if self.draft is None or not self.as_drafted or len(self.turns) != len(self.draft.episode.turns):
             return None
         return self.draft.episode.verdict

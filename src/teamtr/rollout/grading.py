@@ -1,9 +1,9 @@
-"""Verdicts on a batch's episodes, of those that have ended while others are still played where the task allows it.
+"""Grades a batch's episodes; if the task allows it, finished ones are graded while others are still played.
 
-A thread grades early, and what it finds counts for nothing but an episode of the same problem, answer and messages.
-Everything else is graded at the end, in one call and with nothing beside it. So no verdict can be of other words than
-the episode's; an answer whose grader was late or crashed beside the sampler is judged once more in peace; and a grader
-that cannot be used at all fails as if nothing had been tried before.
+A thread grades early. Its verdicts are used only for an episode with the same problem, answer and messages. Everything
+else is graded at the end, in one call and with nothing running beside it. So a verdict always refers to exactly the
+episode's messages; an answer whose grader timed out or crashed beside the sampler is graded again without that load;
+and a grader that cannot be used at all fails as if nothing had been tried before.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from teamtr.ports import Task
 from teamtr.types import Problem, Spoken, Transcript, Verdict
 
 Asked = tuple[Problem, str, Sequence[str]]
-"""What a task grades: the problem, the team's answer, and the texts of all messages (a ``Transcript`` of them)."""
+"""What a task grades: the problem, the team's answer, and the texts of all messages (a ``Transcript``)."""
 
 SECONDS_AT_ONCE = 0.5
-"""What one early call should take: whoever stops the thread waits for its end."""
+"""Target duration of one early call: stopping the thread waits for the call in progress."""
 
 
 class Grading:
-    """Of one batch. It must be left by ``with``, so that no thread outlives the batch."""
+    """Grading of one batch. A context manager, so that no thread outlives the batch."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -43,11 +43,11 @@ class Grading:
 
     @property
     def is_early(self) -> bool:
-        """Whether there is any use in telling it of episodes that have ended."""
+        """Whether the task allows early grading; otherwise ``ended`` does nothing."""
         return self._task.grades_early
 
     def ended(self, asked: Asked) -> None:
-        """This episode can be graded now."""
+        """Queue a finished episode for early grading."""
         if not self.is_early:
             return
         with self._more:
@@ -58,7 +58,7 @@ class Grading:
             self._thread.start()
 
     def verdicts(self, asked: Sequence[Asked]) -> list[Verdict]:
-        """One for each of them, in their order."""
+        """One verdict per episode, in order; grades those that have no early verdict."""
         self._stop()
         verdicts = {k: found.pop() for k, one in enumerate(asked) if (found := self._found.get(_key(one)))}
         left = [k for k in range(len(asked)) if k not in verdicts]
@@ -66,7 +66,7 @@ class Grading:
         return [verdicts[k] for k in range(len(asked))]
 
     def _stop(self) -> None:
-        """Nothing more is graded early; waits for what is being graded."""
+        """Stop early grading; waits for the call in progress."""
         with self._more:
             self._over = True
             self._more.notify()
@@ -81,7 +81,7 @@ class Grading:
                 found = list(zip(part, self._task.grade(part), strict=True))
             except Exception:
                 self._forget_failures(before)
-                return  # ``verdicts`` asks for the same, and lets its caller hear what is wrong
+                return  # ``verdicts`` grades the same again, and raises to its caller
             good = [(one, verdict) for one, verdict in found if not verdict.failed]
             if len(good) < len(found):
                 self._forget_failures(before)
@@ -91,7 +91,7 @@ class Grading:
             most = max(1, min(2 * len(part), int(len(part) * SECONDS_AT_ONCE / max(seconds, 1e-9))))
 
     def _next(self, most: int) -> list[Asked]:
-        """Some that have ended, first those that ended first; nothing once it is over."""
+        """At most ``most`` of the queued episodes, oldest first; waits for one. Empty once stopped."""
         with self._more:
             while not self._waiting and not self._over:
                 self._more.wait()
@@ -100,7 +100,7 @@ class Grading:
             return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
     def _forget_failures(self, before: Counter[str]) -> None:
-        """What failed is graded, and counted, once more."""
+        """Restore the failure counts: what failed is graded, and counted, again."""
         self._task.failures.clear()
         self._task.failures.update(before)
 

@@ -1,4 +1,4 @@
-"""What a team says with its turns, and what is graded of an episode: that, or the whole dialogue where a task asks."""
+"""The team's answer, and what is graded of an episode: that answer, or the whole dialogue if the task grades it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from teamtr.types import Event, Problem, Reply, Turn
 
 
 def said(context: RolloutContext, turns: Sequence[Turn]) -> str:
-    """What the team says with these turns, by its rule."""
+    """The team's answer, as the rule ``context.answer`` takes it from these turns."""
     return team_answer(turns, context.answer, context.task.extract)
 
 
 def act(context: RolloutContext, turns: Sequence[Turn]) -> str:
-    """What the team said in the last round of these: by its rule, or last where whoever answers did not speak in it."""
+    """The team's answer in the last of these rounds; its last message if the answering agent did not speak in it."""
     done = [turn for turn in turns if turn.round == turns[-1].round]
     silent = context.answer not in ("last", "majority", *(turn.agent for turn in done))
     return done[-1].text if silent else said(context, done)
@@ -26,7 +26,7 @@ def act(context: RolloutContext, turns: Sequence[Turn]) -> str:
 def graded_text(
     context: RolloutContext, team: Team, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]
 ) -> str:
-    """What is graded of an episode: what the task makes of the dialogue, else the team's answer."""
+    """What is graded of an episode: the task's ``outcome`` of the dialogue, or else the team's answer."""
     told = outcome_of(context, team, problem, turns, replies)
     return said(context, turns) if told is None else told
 
@@ -34,22 +34,22 @@ def graded_text(
 def outcome_of(
     context: RolloutContext, team: Team, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]
 ) -> str | None:
-    """What the task makes of the whole dialogue; None where it grades the team's answer."""
+    """The task's ``outcome`` of the whole dialogue; None if it grades the team's answer."""
     if context.task.environment is None:
         return None
     return context.task.outcome(problem, events_of(context, team, problem, turns, replies))
 
 
 def grades_dialogue(context: RolloutContext, problem: Problem) -> bool:
-    """Whether the task grades whole dialogues, so that a single message states no answer."""
+    """Whether the task grades whole dialogues, so that no single message is the answer."""
     return context.task.environment is not None and context.task.outcome(problem, ()) is not None
 
 
 def events_of(
     context: RolloutContext, team: Team, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]
 ) -> tuple[Event, ...]:
-    """What happened between the team and the environment, in order: what a team says in a round is heard at its end,
-    after all calls that were made in it."""
+    """The events between the team and the environment, in order. The team's answer of a round comes at its end, after
+    all tool calls made in it."""
     rounds = max([len(replies), *(turn.round + 1 for turn in turns)])
     found: list[Event] = []
     for number in range(rounds):

@@ -1,10 +1,10 @@
-"""Play episodes to their end and grade them (``conversing.py`` says what is said, ``grading.py`` how it is graded).
+"""Plays episodes to their end and grades them; ``conversing.py`` samples the messages, ``grading.py`` grades.
 
-An interactive task has an environment, which speaks before every round: it replies to what the team said in the round
-before (the team's answer of that round; its last message where whoever answers did not speak), or ends the episode. The
-last round is the final answer.
+An interactive task has an environment that speaks before every round. It replies to the team's answer of the previous
+round (the last message, if the answering agent did not speak in it), or ends the episode. The last round is the final
+answer.
 
-Where there are tools, what a message calls is answered at once (``calling.py``), and its author speaks again.
+With tools, the calls in a message are answered at once (``calling.py``), and the same agent speaks again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def play(
     temperature: float | None = None,
     ledger: Ledger | None = None,
 ) -> RolloutBatch:
-    """G episodes of each problem under this team, graded. ``seed`` names the batch; turns derive theirs from it."""
+    """Play and grade G episodes of each problem. ``seed`` is the batch's; the seeds of turns are derived from it."""
     states = [EpisodeState(problem) for problem in problems for _ in range(group_size)]
     return play_out(
         context, team, problems, group_size, states, seed=seed, temperature=temperature, ledger=ledger or Ledger()
@@ -52,7 +52,7 @@ def play_out(
     ledger: Ledger,
     end_ids: Mapping[str, frozenset[int]] | None = None,
 ) -> RolloutBatch:
-    """These episodes to their end, graded. ``end_ids`` by agent: what ends a message, where there are drafts."""
+    """Play these episodes to their end and grade them. ``end_ids``: the end tokens by agent, needed for drafts."""
     with Grading(context.task) as grading:
 
         def ended(state: EpisodeState) -> None:
@@ -75,7 +75,7 @@ def play_out(
 def _verdicts(
     states: Sequence[EpisodeState], asked: Sequence[Asked], grading: Grading, ledger: Ledger
 ) -> list[Verdict]:
-    """The grader's, of all episodes that are not word for word what their draft was."""
+    """All verdicts, in order; an episode that equals its draft reuses the draft's and is not graded again."""
     started = time.perf_counter()
     known = {e: verdict for e, state in enumerate(states) if (verdict := state.drafted_verdict) is not None}
     new = [e for e in range(len(states)) if e not in known]

@@ -1,12 +1,12 @@
-"""Episodes of an older team become episodes of the present one: what it might have said itself stays, the rest is new.
+"""Partial resampling: keeps what the present team might have written of an older team's episodes, samples the rest.
 
-Of every message of an agent that was updated since, verification has said how much may stay (``theory.verification``).
-A message that is cut is ended by the agent as it is now. A later message stays where its speaker still reads the same,
-and is drawn anew where not: in a blind round everybody else's words stay.
+For every message of an agent that was updated since, verification decides how many tokens are kept
+(``theory.verification``). A message that is cut is completed with the agent's current weights. A later message is kept
+if its speaker's context is unchanged, and sampled again otherwise; in a blind round, all other agents' messages stay.
 
-With drafts that no update has learned from, the result is distributed exactly as the present team's own episodes
-(tests/statistical/test_redraw.py). Updates that learned from the drafts have moved towards some of them, and more of
-those stay than should: ``Redrawn.bias`` measures by how much, on problems that are played twice.
+If no update was trained on the drafts, the result is distributed exactly as the present team's own episodes
+(tests/statistical/test_redraw.py). Updates that were trained on them have moved towards some of them, and more of
+those are kept than should be. ``Redrawn.bias`` measures the effect on problems that are played twice.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from teamtr.types import Problem
 
 @dataclass(frozen=True)
 class Redrawn:
-    """The batch; the share of its tokens that stayed; and, of the problems that were also played wholly anew, how much
-    better the redrawn episodes did (None: fewer than two problems)."""
+    """The batch; the share of its tokens that were kept; and how much higher the mean reward of redrawn episodes is
+    than that of fresh ones, on the control problems (None: fewer than two, or a reward that is not finite)."""
 
     batch: RolloutBatch
     kept: float
@@ -47,7 +47,8 @@ def redraw(
 ) -> Redrawn:
     """The batch as the present team would have written it.
 
-    ``control_P`` marks problems whose episodes are also played wholly anew; those take the place of the redrawn ones.
+    ``control_P`` marks the control problems, which are also played from scratch; those episodes replace the redrawn
+    ones in the batch.
     """
     assert batch.carried is not None, "nobody was updated since this batch was written"
     ledger = ledger or Ledger()
@@ -73,7 +74,7 @@ def redraw(
 
 
 def drafts(batch: RolloutBatch) -> list[Draft]:
-    """One for every episode, with what verification said of its turns."""
+    """One draft per episode, with the verification results of its turns."""
     carried = batch.carried
     assert carried is not None
     whole = np.full(int(batch.first_U[-1]), -1, dtype=np.int64)

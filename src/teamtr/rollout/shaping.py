@@ -1,4 +1,4 @@
-"""The returns that a plan trains on: the task's rewards, and what the plan adds to them."""
+"""The returns that a plan trains on: the task's rewards plus the plan's length punishments."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from teamtr.types import Episode, Floats
 
 
 def punishments_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int], *, without: str | None = None) -> Floats:
-    """What each episode's length adds to its reward: that of its worst message. For one agent with one turn exactly
-    DAPO's (arXiv 2503.14476). ``limits``: most tokens of a message, by agent. ``without``: an agent whose messages do
-    not count."""
+    """The overlong punishment of each episode: that of its worst message. For one agent with one turn it is exactly
+    DAPO's (arXiv 2503.14476). ``limits``: maximum tokens of a message, by agent. ``without``: an agent whose messages
+    do not count."""
     flat = [_punishment(episode, plan.overlong.cache, limits, without) for episode in batch.episodes]
     return np.array(flat, dtype=np.float64).reshape(len(batch.problems), batch.group_size)
 
 
 def trained_returns_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int]) -> Floats:
-    """Discounted return of each episode with its punishment, which arrives with the reward: the whole team's. Measured
-    gains are of these; advantages and certificates too, unless the plan credits agents otherwise (``credit.py``). Their
-    range is ``Plan.return_range``."""
+    """The team's discounted return of each episode, including its punishment, which is discounted as the last turn's
+    reward is. Measured gains use these returns; so do advantages and certificates, unless the plan credits agents
+    otherwise (``credit.py``). Their range is ``Plan.return_range``."""
     returns_PG = batch.returns_PG(plan.gamma)
     if not plan.overlong.punishes:
         return returns_PG

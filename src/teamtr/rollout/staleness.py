@@ -1,4 +1,4 @@
-"""Freshness is checked, not assumed: an update refuses a batch that the current team did not write."""
+"""Staleness checks: an update refuses a batch that the current team did not write, unless the plan allows it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class StaleBatch(RuntimeError):
 
 
 def stale_agents(batch: RolloutBatch, team: Team) -> tuple[str, ...]:
-    """Agents whose turns in the batch were written by other weights than they have now."""
+    """The agents with turns in the batch that were written by weights other than their current ones."""
     written = {(turn.agent, turn.agent_version) for episode in batch.episodes for turn in episode.turns}
     current = team.versions
     return tuple(sorted({agent for agent, version in written if current.get(agent) != version}))
 
 
 def require_fresh(batch: RolloutBatch, team: Team, plan: Plan) -> None:
-    """Raise unless the present team wrote every turn of the batch, or the plan says that it may be stale; a plan that
-    reweights must know the weights that lead to the present team."""
+    """Raise StaleBatch unless the present team wrote every turn of the batch or the plan allows staleness. A plan that
+    reweights also needs the batch's log-ratios to be those of the present team."""
     stale = stale_agents(batch, team)
     if stale and not plan.resample.may_be_stale:
         raise StaleBatch(

@@ -1,8 +1,8 @@
-"""What every task offers, with a default for all that is optional, and what benchmarks have besides.
+"""The base classes ``Task``, with a default for everything optional, and ``Benchmark``.
 
 A task is one class in one file: its problems, its grader, and a nested ``Config`` with the keys that the team file may
-give. ``@task("name")`` (``teamtr.tasks.registry``) makes it known. Answers known to be right or wrong are its self-test
-(``teamtr.session.checks``): a grader that takes a wrong answer, or refuses the gold one, stops a run before it starts.
+give. ``@task("name")`` (``teamtr.tasks.registry``) registers it. Answers known to be right or wrong are its self-test
+(``teamtr.session.checks``): a grader that accepts a wrong answer or rejects the gold one stops a run before it starts.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ from teamtr.types import Event, Problem, Verdict
 
 Source = str | Path
 Data = Source | Mapping[str, Source] | None
-"""One file or hub id, one for each split, or none."""
+"""One file or hub id, one per split, or none."""
 
 RESPONSE = "response"
 ID_KEYS = ("id", "instance_id", "unique_id", "problem_id", "idx", "index")
-"""What a row may call its problem by, the first that is there."""
+"""Columns that may hold a problem's id; the first one that a row has is used."""
 
 FormatExample = tuple[str, Problem, list[tuple[str, str]], str]
-"""(agent, problem, what was said before as (author, text), the message to imitate in form)."""
+"""(agent, problem, earlier messages as (author, text), the message whose form is to be imitated)."""
 
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """A reply that must not be graded right, and what is wrong with it in a word or two."""
+    """A reply that must not be graded right; ``kind`` says in a word or two what is wrong with it."""
 
     kind: str
     reply: str
 
 
 class StoredReply(NamedTuple):
-    """What a row of stored replies says: the name of the problem, if it gives one, and the reply."""
+    """The content of a row of stored replies: the problem's name, if the row gives one, and the reply."""
 
     name: str | None
     reply: str
 
 
 class Task(ABC):
-    """Problems and their grader. Only ``grade``, and ``problems`` or the splits given here, are a must.
+    """Problems and their grader. Required are ``grade``, and either ``problems`` or splits given to the constructor.
 
     Attributes:
         Config: the keys of its section in the team file.
-        name: as the team file calls it; ``@task`` sets it.
-        agents: whom the task is made for; empty for any team.
-        samples: episodes of each problem when it is evaluated.
-        reward_range: largest minus smallest reward, None when not known: certificates need it. A discount brings
-            rewards nearer to 0, so for plans with gamma < 1 count 0 among them.
-        alphabet: the characters that messages are made of, which tabular agents begin with; empty for all.
-        player: who plays the other roles of an interactive task.
-        warnings: what is odd in the data though usable.
-        grades_conversation: whether a verdict depends on what every agent said rather than on the answer.
-        silence: what stands for an agent's words where ``plan.credit: difference`` asks what would be without it.
+        name: its name in team files; set by ``@task``.
+        agents: the names of the agents that the task needs; empty for any team.
+        samples: episodes per problem in an evaluation.
+        reward_range: largest minus smallest reward, which certificates need; None if unknown. A discount moves rewards
+            towards 0, so for plans with gamma < 1 the range must include 0.
+        alphabet: the characters that messages consist of, which tabular agents favor initially; empty for all.
+        player: plays the other roles of an interactive task.
+        warnings: oddities of the data that do not prevent its use.
+        grades_conversation: whether a verdict depends on all agents' messages rather than on the answer.
+        silence: the text that replaces an agent's messages for the counterfactual of ``plan.credit: difference``.
         grades_early: whether each verdict depends on its own episode alone, and ``grade`` may be called from another
-            thread: then episodes are graded while others are still played. Worth it where other processes grade.
-        failures: how often each grader failure (crash, timeout) came up.
-        printed: what its grader printed and nobody has been shown yet.
-        environment: the other side of an interactive task; None for the others.
-        tools: what agents can call, where the task brings tools of its own.
+            thread. If so, episodes are graded while others are still played. Useful if other processes do the grading.
+        failures: how often each grader failure (crash, timeout) occurred.
+        printed: output of the grader that has not been shown yet.
+        environment: the environment of an interactive task; None for other tasks.
+        tools: the tools that the task itself gives to agents; None if it has none.
     """
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
@@ -103,10 +103,10 @@ class Task(ABC):
 
     @property
     def own_code(self) -> object:
-        """What of this task is a person's own code, and the plain values that it was made with: a run that goes on with
-        another is refused."""
+        """The user-written code of this task and the plain values that it was made with. A run is not resumed with
+        others."""
         plain = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
-        plain.pop("grades_early", None)  # when something is graded does not change how
+        plain.pop("grades_early", None)  # it changes when answers are graded, not how
         return type(self), plain
 
     @cached_property
@@ -126,7 +126,7 @@ class Task(ABC):
         return None
 
     def problems(self, split: str) -> Sequence[Problem]:
-        """Those of ``train`` or ``test``."""
+        """The problems of the split ``train`` or ``test``."""
         if split not in self._splits:
             remedy = "; give task.test, or set eval.every: 0 where nothing is to be held out" if split == "test" else ""
             raise UserError(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}{remedy}")
@@ -135,19 +135,19 @@ class Task(ABC):
     @abstractmethod
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts). The texts of a played episode are a
-        ``teamtr.types.Transcript``, which knows who said them."""
+        ``teamtr.types.Transcript``, which also holds their authors."""
 
     def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
-        """Of an interactive task: what is graded, as the answer, where more than the team's last word counts, such as
-        what its calls did. None where the team's answer is graded."""
+        """For an interactive task: the text to grade as the answer, if more than the team's answer counts, such as the
+        effect of its calls. None: the team's answer is graded."""
         return None
 
     def extract(self, text: str) -> str | None:
-        """The answer in a message, in a form that votes can be counted in; None when it states none."""
+        """The answer in a message, in a form in which votes can be counted; None if it states none."""
         return text
 
     def gold(self, problem: Problem) -> str | None:
-        """A reply that must be graded right; None where none is known."""
+        """A reply that must be graded right; None if none is known."""
         return None
 
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
@@ -155,34 +155,34 @@ class Task(ABC):
         return []
 
     def labels(self, problem: Problem) -> dict[str, str]:
-        """What tables are broken down by, such as {"size": "3*4"}."""
+        """The labels by which results are broken down, such as {"size": "3*4"}."""
         return {}
 
     def measures(self, problem: Problem, reply: str) -> dict[str, float]:
-        """What is reported of a reply besides its verdict, each from 0 to 1, such as {"cell_accuracy": 0.75}."""
+        """Metrics of a reply besides its verdict, each from 0 to 1, such as {"cell_accuracy": 0.75}."""
         return {}
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """``count`` messages that teach the tiny model the form of this task's messages; none where it has none."""
+        """``count`` messages that teach the tiny model the form of this task's messages; empty if it has none."""
         return []
 
     def close(self) -> None:  # noqa: B027 (most have nothing to end)
-        """End worker processes now rather than at exit."""
+        """Stop worker processes now rather than at exit."""
 
 
 class Benchmark(Task):
     """A task whose problems are rows and whose replies can be graded one by one, also by ``teamtr grade``.
 
-    Its rows come from a local file or the hub, never from the project.
+    Its rows come from a local file or the hub; no data is shipped with TeamTR.
     """
 
     Config = BenchmarkConfig
     samples = 1
     reward_range: float | None = 1.0
     held_out: ClassVar[float] = 0.2
-    """Share of one file that is the test split, where the team file does not say."""
+    """Share of a single file that becomes the test split, unless the team file says otherwise."""
     needs_data_to_grade: ClassVar[bool] = False
-    """Whether it cannot even grade before it has its data: rows then name problems of that data."""
+    """Whether grading stored replies needs the data too, because their rows name problems of that data."""
 
     @classmethod
     def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:
@@ -191,9 +191,9 @@ class Benchmark(Task):
 
     @classmethod
     def from_data(cls, name: str, data: Data, **options: Any) -> Benchmark:
-        """The benchmark on one file that is shared out, on a file for each split, or, without data, a grader alone.
+        """The benchmark on one file that is split, on a file per split, or, without data, as a grader alone.
 
-        ``name`` is what it was asked for by; the options are the keyword arguments of the class.
+        ``name`` is the name by which it was requested; the options are the keyword arguments of the class.
         """
         with to_be_had():
             if data is not None and not isinstance(data, Mapping):
@@ -209,8 +209,8 @@ class Benchmark(Task):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row], *, held_out: float | None = None, **options: Any) -> Self:
-        """Splits ``train`` and ``test``, for a class that is called with splits. A problem's side depends on a hash
-        of ``side`` alone; with ``held_out`` 1 all of them are the test."""
+        """Splits ``train`` and ``test``, for a class whose constructor takes splits. A problem's split depends on a
+        hash of ``side`` alone; with ``held_out`` 1, all problems are in the test split."""
         reader: Self = called(cls.name, cls, **options)
         share = cls.held_out if held_out is None else held_out
         return cls(hold_out(reader.problems_of(rows), share, reader.side), **options)
@@ -224,15 +224,15 @@ class Benchmark(Task):
         return tuple(self.problem(row.cells, row.where) for row in rows)
 
     def side(self, problem: Problem) -> str:
-        """What decides whether a problem is held out: problems of the same text stay together."""
+        """The key whose hash decides whether a problem is held out; problems with the same key stay together."""
         return problem.id
 
     @abstractmethod
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """The problem that one row states; ``where`` begins the error when it states none."""
+        """The problem that one row states; ``where`` begins the error message if it states none."""
 
     def stored(self, row: Row) -> StoredReply:
-        """The reply that a row of ``teamtr grade`` holds. Raises DataError where it holds none."""
+        """The reply in a row of ``teamtr grade``. Raises DataError if it has none."""
         reply = row.cells.get(RESPONSE)
         if not isinstance(reply, str):
             raise DataError(f"{row.where}: {RESPONSE!r} must be the reply as text, found {shown(reply)}")
@@ -247,25 +247,25 @@ class Benchmark(Task):
 
     @abstractmethod
     def extract(self, text: str) -> str | None:
-        """The answer that a reply states, in a form that votes can be counted in; None when it states none."""
+        """The answer that a reply states, in a form in which votes can be counted; None if it states none."""
 
     @abstractmethod
     def gold(self, problem: Problem) -> str | None:
-        """A reply that must be graded right; None where only a person's own function knows."""
+        """A reply that must be graded right; None if only a user's function can tell."""
 
     @abstractmethod
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
-        """At least five replies of different kinds that must not be graded right; none where none are known."""
+        """At least five replies of different kinds that must not be graded right; empty if none are known."""
 
 
 def name_in(row: Row) -> str | None:
-    """What a row calls its problem."""
+    """The name that a row gives its problem, if any."""
     return next((str(row.cells[key]) for key in ID_KEYS if row.cells.get(key) is not None), None)
 
 
 @contextmanager
 def to_be_had() -> Iterator[None]:
-    """A file or a package that is missing is a mistake that a person can mend."""
+    """Report a missing file or package as a DataError, because the user can fix it."""
     try:
         yield
     except (FileNotFoundError, ImportError) as error:
@@ -273,7 +273,7 @@ def to_be_had() -> Iterator[None]:
 
 
 def sources(name: str, data: Mapping[str, Source]) -> dict[str, Source]:
-    """The source of each split, looked over."""
+    """The source of each split, validated."""
     other = sorted(data.keys() - {"train", "test"})
     if other or not data:
         raise UserError(f"{name}: the splits are train and test, got {', '.join(other) or 'none'}")
@@ -281,7 +281,7 @@ def sources(name: str, data: Mapping[str, Source]) -> dict[str, Source]:
 
 
 def called(name: str, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """``make`` called; an option that it does not have is named, with those that it has."""
+    """Call ``make``. Raises UserError for an unknown option, with a list of the known ones."""
     parameters = inspect.signature(make).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     unknown = sorted(options.keys() - set(known))

@@ -1,4 +1,4 @@
-"""What a team file may say of a task: the section that every task's own ``Config`` derives from."""
+"""The section ``task`` of a team file, from which every task's own ``Config`` derives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teamtr.tasks.players import PlayerConfig
 
 
 class AgentSection(Protocol):
-    """What a task may know of an agent's section."""
+    """The part of an agent's section that tasks may read."""
 
     @property
     def name(self) -> str: ...
@@ -27,7 +27,7 @@ class AgentSection(Protocol):
 
 
 class TeamSection(Protocol):
-    """What a task may know of the section ``team``."""
+    """The part of the section ``team`` that tasks may read."""
 
     @property
     def agents(self) -> Sequence[AgentSection]: ...
@@ -45,12 +45,12 @@ class TeamSection(Protocol):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a task is made with besides its own section."""
+    """What a task is built from besides its own section."""
 
     seed: int
     agents: tuple[str, ...]
     rounds: int | None = None
-    """Of the team's router; None where only a class of one's own knows."""
+    """Rounds of the team's router; None if only a user-defined router class determines them."""
 
 
 class TaskConfig(Section):
@@ -59,15 +59,15 @@ class TaskConfig(Section):
     name: str
 
     def anchored(self, anchor: Anchor) -> Self:
-        """The same with its paths made absolute."""
+        """A copy with absolute paths."""
         return self
 
     def refusals_of(self, team: TeamSection) -> Iterable[Refusal]:
-        """What is wrong with this team for this task."""
+        """The reasons why this team cannot be used for this task."""
         return ()
 
     def arguments(self, context: TaskContext) -> dict[str, Any]:
-        """What the task's class is called with: by default every key but ``name``."""
+        """The arguments of the task's class: by default every key but ``name``."""
         return {key: value for key, value in self if key != "name"}
 
     @property
@@ -77,7 +77,7 @@ class TaskConfig(Section):
 
     @property
     def wanted_player(self) -> PlayerConfig | None:
-        """Who is to play the other roles of an interactive task."""
+        """The player of the other roles of an interactive task."""
         return None
 
 
@@ -93,7 +93,7 @@ class BenchmarkConfig(TaskConfig):
 
     @property
     def data(self) -> str | dict[str, str]:
-        """One source, or one for each split."""
+        """One source, or one per split."""
         splits = {"train": self.train, "test": self.test}
         return self.path or {split: source for split, source in splits.items() if source}
 
@@ -102,7 +102,7 @@ class BenchmarkConfig(TaskConfig):
         return tuple(source for source in (self.path, self.train, self.test) if source is not None)
 
     def arguments(self, context: TaskContext) -> dict[str, Any]:
-        """The keys that have a value, but for those that say where the rows are."""
+        """The keys that have a value, except those that locate the rows."""
         return {key: value for key, value in self if key not in self.not_arguments and value is not None}
 
     def anchored(self, anchor: Anchor) -> Self:
@@ -141,7 +141,7 @@ class PlayedConfig(BenchmarkConfig):
         return super().anchored(anchor).model_copy(update={"player": player})
 
     def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
-        """A player who stays as it is."""
+        """An agent that plays other roles must exist and be frozen."""
         asked = self.player.agent if self.player else None
         if asked is None:
             return

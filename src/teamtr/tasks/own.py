@@ -1,4 +1,4 @@
-"""A task of your own: a class in a Python file, ``python:FILE.py:CLASS``."""
+"""User-defined tasks: a class in a Python file, ``python:FILE.py:CLASS``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OwnTaskName = Annotated[
 
 @task("python:FILE:CLASS")
 class OwnTask(Benchmark):
-    """Stands for all of them: what it makes is an object of the person's own class."""
+    """Registered in place of all user-defined tasks; it creates objects of the user's own class."""
 
     class Config(TaskConfig):
         """Your own task: a class in a Python file, see docs/tasks.md."""
@@ -51,13 +51,13 @@ class OwnTask(Benchmark):
 
 
 def own_task(name: str, **options: Any) -> Task:
-    """The task that a class in a Python file makes: ``python:FILE.py:CLASS``. The file is run, as any import is."""
+    """The task made by a class in a Python file, ``python:FILE.py:CLASS``. The file is executed, as by an import."""
     made = make_own(name, options)
     return made if isinstance(made, Task) else _completed(name, made)
 
 
 def _completed(name: str, made: Any) -> Task:
-    """An object of a class that is not derived from Task, with Task's default for everything that it does not have."""
+    """An object whose class is not derived from Task, with Task's defaults for everything that it lacks."""
     missing = [part for part in ("problems", "grade") if not hasattr(made, part)]
     if missing:
         raise UserError(f"{name}: what it makes has no {missing[0]!r}; derive the class from teamtr.tasks.Task")
@@ -72,7 +72,7 @@ def _completed(name: str, made: Any) -> Task:
 
 @task("object")
 class ObjectTask(Task):
-    """Stands for a task that a Python program gave to ``TeamTrainer``; nobody else makes one."""
+    """Stands for a task that a Python program passed to ``TeamTrainer``; a team file cannot create one."""
 
     class Config(TaskConfig):
         """A task passed to TeamTrainer as an object; see ``python``."""

@@ -1,7 +1,6 @@
-"""Who plays the other roles of an interactive task: a referee, a suspect, a customer.
+"""Players of the other roles of an interactive task: a referee, a suspect, a customer.
 
-A player is text in, text out, in batches: all episodes of a tick ask at once. Whoever plays must stay the same during
-a run, or the task changes under the team's feet.
+A player maps text to text, in batches over episodes. It must not change during a run, or the task itself would change.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from teamtr.settings.values import From0, NonEmpty, Positive
 
 
 class Player(Protocol):
-    """Answers chat prompts. The same prompts and seed give the same answers, as far as the player can promise it."""
+    """Answers chat prompts. The same prompts and seed give the same answers, as far as the player can guarantee it."""
 
     def answer(self, prompts: Sequence[ChatMessages], *, seed: int) -> list[str]: ...
 
 
 @dataclass(frozen=True)
 class ScriptedPlayer:
-    """Says what a function of the prompt says: for tests, and for roles that a rule can play."""
+    """Answers with a function of the prompt: for tests, and for roles that a rule can play."""
 
     say: Callable[[ChatMessages], str]
 
@@ -38,13 +37,13 @@ class ScriptedPlayer:
 
 @dataclass(frozen=True)
 class PolicyPlayer:
-    """A model behind a ``Sampler``: one of its own, or a frozen agent of the team.
+    """A model behind a ``Sampler``: a separate one, or a frozen agent of the team.
 
     Args:
-        sampler: whoever samples.
-        agent: the name under which the sampler knows the model.
+        sampler: samples the answers.
+        agent: the name of the model in the sampler.
         codec: the model's own template and tokenizer.
-        max_tokens: of one answer.
+        max_tokens: maximum tokens of one answer.
         temperature: None is the model's training temperature, 0 is greedy.
     """
 
@@ -83,7 +82,7 @@ class PlayerConfig(Section):
 
     @property
     def has_own_model(self) -> bool:
-        """Whether a model is loaded that no agent of the team has."""
+        """Whether the player needs a model of its own to be loaded, rather than an agent or an endpoint."""
         return self.base_url is None and self.agent is None
 
     def _refusals(self) -> Iterator[Refusal]:

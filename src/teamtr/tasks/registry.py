@@ -1,22 +1,22 @@
-"""Tasks by name: what the team file calls them, and ``teamtr grade``.
+"""Registry of tasks by name, for team files and ``teamtr grade``.
 
-    @task("sums")                # on a class derived from Task: the name is all there is to register
+    @task("sums")                # on a class derived from Task; nothing else needs registering
     class Sums(Task): ...
 
-The modules of ``tasks/games`` and ``tasks/benchmarks`` are found by looking into those folders; another package names
-its tasks as entry points of the group ``teamtr.tasks``, which are loaded when they are asked for:
+The modules in ``tasks/games`` and ``tasks/benchmarks`` are found by listing those folders. Another package declares
+its tasks as entry points of the group ``teamtr.tasks``, which are loaded on demand:
 
     [project.entry-points."teamtr.tasks"]
     maze = "my_package.maze"     # the module that holds @task("maze")
 
-Capitals after a colon stand for any text: ``gym:NAME`` is the task of ``gym:chain_sum``.
+Capitals after a colon stand for any text: ``gym:NAME`` is the task for ``gym:chain_sum``.
 
     benchmark("math500", "math500.jsonl")                          # a file, or a hub id such as owner/name:test
     benchmark("gsm8k", {"train": "train.jsonl", "test": "test.jsonl"})
-    benchmark("gym:chain_sum", sizes={"train": 64, "test": 16})    # made by code, needs no data
+    benchmark("gym:chain_sum", sizes={"train": 64, "test": 16})    # generated, needs no data
     benchmark("planbench")                                         # a grader alone, for rows that come later
 
-Options are those of the benchmark's class; which there are, an error says.
+Options are those of the benchmark's class; the error for an unknown option lists them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from teamtr.tasks.base import Benchmark, Data, Task
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
 
 GROUP = "teamtr.tasks"
-"""Of the entry points of other packages."""
+"""The entry point group of other packages."""
 
 _BUILT_IN = ("teamtr.tasks.games", "teamtr.tasks.data.task", "teamtr.tasks.benchmarks", "teamtr.tasks.own")
 _registered: dict[str, type[Task]] = {}
@@ -44,7 +44,7 @@ _T = TypeVar("_T", bound=type[Task])
 
 
 def task(name: str) -> Callable[[_T], _T]:
-    """Register a class under the name that team files call it by."""
+    """Register a class under its name in team files."""
     if not isinstance(name, str):
         raise TypeError('a task is registered with its name: @task("name")')
 
@@ -54,10 +54,10 @@ def task(name: str) -> Callable[[_T], _T]:
         if not issubclass(cls.Config, TaskConfig):
             raise TypeError(f"@task({name!r}): derive {cls.__qualname__}.Config from teamtr.tasks.TaskConfig")
         other = _registered.get(name)
-        if other is not None and _where(other) != _where(cls):  # the same one when its module is loaded again
+        if other is not None and _where(other) != _where(cls):  # equal if its module is loaded again
             raise UserError(f"two tasks are called {name!r}: {_where(other)} and {_where(cls)}; rename one of them")
         cls.name = name
-        if cls.Config in (TaskConfig, BenchmarkConfig):  # a section of its own, which the reference describes
+        if cls.Config in (TaskConfig, BenchmarkConfig):  # its own section class, for the reference
             cls.Config = create_model("Config", __base__=cls.Config, __doc__=cls.__doc__, __module__=cls.__module__)
         cls.Config.__doc__ = cls.Config.__doc__ or cls.__doc__
         _registered[name] = cls
@@ -74,10 +74,10 @@ def _where(cls: type) -> str:
 
 
 def task_class(name: str) -> type[Task] | None:
-    """The class of this name, None where there is none. Raises UserError when the package that brings it is broken."""
+    """The class of this name, or None. Raises UserError if the package that provides it is broken."""
     for _ in _loading_built_in():
         if name in _registered and _registered[name].__module__.startswith(_BUILT_IN):
-            break  # what comes after it is not needed: benchmarks bring their graders
+            break  # skip the rest: importing benchmarks imports their graders
     for point in _points():
         if is_name_of(name, point.name):
             _load(point)
@@ -86,13 +86,13 @@ def task_class(name: str) -> type[Task] | None:
 
 
 def is_name_of(name: str, registered: str) -> bool:
-    """Whether a team file's ``task.name`` means the task that is registered so."""
+    """Whether ``task.name`` in a team file refers to the task registered under ``registered``."""
     prefix, colon, rest = registered.partition(":")
     return name.startswith(prefix + colon) if rest.isupper() else name == registered
 
 
 def section_class(name: str) -> type[TaskConfig] | None:
-    """The section that the task's name chooses."""
+    """The section class of the task with this name."""
     cls = task_class(name)
     return None if cls is None else cls.Config
 
@@ -106,13 +106,13 @@ def build_task(config: TaskConfig, context: TaskContext) -> Task:
 
 
 def task_names() -> tuple[str, ...]:
-    """Every name that there is, of other packages too; loads none of those."""
+    """All task names, including those of other packages, which are not loaded."""
     _load_built_in()
     return tuple(dict.fromkeys((*_all(), *(point.name for point in _points()))))
 
 
 def task_sections() -> dict[type[TaskConfig], tuple[str, ...]]:
-    """Every section, and the tasks that it is for. What cannot be loaded is left out: see ``broken_tasks``."""
+    """Every section class, and the tasks that use it. Tasks that cannot be loaded are left out (``broken_tasks``)."""
     broken_tasks()
     found: dict[type[TaskConfig], tuple[str, ...]] = {}
     for name, cls in _all().items():
@@ -121,7 +121,7 @@ def task_sections() -> dict[type[TaskConfig], tuple[str, ...]]:
 
 
 def broken_tasks() -> tuple[str, ...]:
-    """What is wrong with tasks of other packages, a sentence for each that cannot be loaded."""
+    """One sentence for each task of another package that cannot be loaded."""
     _load_built_in()
     notes = []
     for point in _points():
@@ -133,7 +133,7 @@ def broken_tasks() -> tuple[str, ...]:
 
 
 def _all() -> dict[str, type[Task]]:
-    """Those that are loaded, in an order that does not depend on who was imported first."""
+    """The loaded tasks, in an order that does not depend on the order of imports."""
 
     def turn(item: tuple[str, type[Task]]) -> tuple[int, str]:
         module = item[1].__module__
@@ -149,7 +149,7 @@ def _load_built_in() -> None:
 
 
 def _loading_built_in() -> Iterator[None]:
-    """Imports the next module whenever it is asked."""
+    """A generator that imports one more built-in module per step."""
     for name in _BUILT_IN:
         module = importlib.import_module(name)
         yield
@@ -164,7 +164,7 @@ def _points() -> tuple[EntryPoint, ...]:
 
 
 def _load(point: EntryPoint) -> None:
-    """Import what the entry point names. It must register a task of its name, which nobody else has."""
+    """Import an entry point. It must register a task of its name that no other package has registered."""
     package = point.dist.name if point.dist is not None else point.module
     whose = f"task {point.name!r} of the package {package}"
     try:
@@ -183,15 +183,15 @@ def _load(point: EntryPoint) -> None:
 
 
 def benchmark_names() -> tuple[str, ...]:
-    """Those whose stored replies can be graded."""
+    """The tasks whose stored replies can be graded."""
     broken_tasks()
     return tuple(name for name, cls in _all().items() if issubclass(cls, Benchmark))
 
 
 def benchmark(name: str, data: Data = None, **options: Any) -> Benchmark:
-    """The benchmark of this name on this data. Raises UserError, with the nearest name, where there is none.
+    """The benchmark of this name on this data. Raises UserError, with the nearest name, if there is none.
 
-    ``python:FILE.py:CLASS`` is one of your own, which brings its own data.
+    ``python:FILE.py:CLASS`` is a user-defined one, which provides its own data.
     """
     cls = task_class(name)
     if cls is None or not issubclass(cls, Benchmark):

@@ -1,8 +1,8 @@
-"""What reward functions return, made into one reward: of the team, of agents or of turns, with weights.
+"""Combines the values of several reward functions into one reward of the team, of agents or of turns, with weights.
 
-Each function says for each episode a number, which the whole team earned; a mapping from agents to numbers; or a list
-of numbers, one for each message of an agent. The team's reward is the sum of all of it over all functions, each with
-its weight.
+For each episode, a function returns a number, earned by the whole team; a mapping from agents to numbers; or a list
+with one number per message of an agent. The team's reward is the sum of all of these over all functions, each times its
+weight.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from teamtr.types import Breakdown, Transcript
 
 Value = float | Sequence[float] | Mapping[str, float]
-"""What one function says of one episode."""
+"""What one function returns for one episode."""
 
 
 class BadReward(ValueError):
-    """A reward that does not fit the episode: says how."""
+    """A reward that does not fit the episode; the message says how."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one function, called ``name``, said of an episode."""
+    """What the function ``name`` returned for an episode."""
 
     name: str
     value: Value
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def total(self) -> float:
-        """Without its weight."""
+        """The sum of the value, without the weight."""
         match self.value:
             case Mapping():
                 return sum(self.value.values())
@@ -41,7 +41,7 @@ class Part:
 
 
 def breakdown_of(parts: Sequence[Part], texts: Sequence[str]) -> Breakdown:
-    """The reward that these parts make. Raises BadReward when one does not fit what was said (a ``Transcript``)."""
+    """The reward that these parts make. Raises BadReward if one does not fit the messages (a ``Transcript``)."""
     shared = 0.0
     by_agent: dict[str, float] = {}
     by_turn: list[float] = []
@@ -61,13 +61,13 @@ def breakdown_of(parts: Sequence[Part], texts: Sequence[str]) -> Breakdown:
 
 
 def messages_of(texts: Sequence[str]) -> list[dict[str, str]] | None:
-    """The conversation as reward functions are given it: ``{"role": ..., "name": ..., "content": ...}`` for each
-    message. None of texts whose speakers nobody knows."""
+    """The conversation as reward functions get it: ``{"role": ..., "name": ..., "content": ...}`` for each message.
+    None if the texts are not a ``Transcript``, so that their speakers are unknown."""
     return [each._asdict() for each in texts.spoken] if isinstance(texts, Transcript) else None
 
 
 def _check_agents(name: str, value: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """One who is forgotten would get 0 in silence, and so would one whose name is misspelled."""
+    """Require a reward for every agent that spoke: one left out or misspelled would silently get 0."""
     speakers = dict.fromkeys(texts.speakers) if isinstance(texts, Transcript) else {}
     missing = [agent for agent in speakers if agent not in value]
     if missing:

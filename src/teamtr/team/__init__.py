@@ -1,4 +1,4 @@
-"""The team: its agents, who speaks when, who sees what, and whose word counts."""
+"""The team: its agents, routers (who speaks when), visibility (who sees what), and how its answer is chosen."""
 
 from teamtr.team.answer import team_answer
 from teamtr.team.router import Addressed, Router, Schedule, Upcoming

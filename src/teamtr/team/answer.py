@@ -1,4 +1,4 @@
-"""Whose word is the team's answer."""
+"""Chooses the team's answer from its messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from teamtr.types import Turn
 
 def team_answer(turns: Sequence[Turn], rule: str, extract: Callable[[str], str | None] | None = None) -> str:
     """The team's answer: the last message, a named agent's last, or the most frequent among the agents' last
-    messages (of equally frequent ones, the one said first).
+    messages (ties go to the agent that spoke first).
 
-    ``extract`` finds the answer in a message, so that a majority is one of answers, not of wordings.
+    ``extract`` finds the answer in a message, so that a majority is over answers, not over wordings.
     """
     if not turns:
         return ""

@@ -1,7 +1,7 @@
-"""Who speaks next: a Protocol, the routers of the library, and how a team file asks for one.
+"""Routers, which decide who speaks next: the Protocol, the library's routers, and how a team file selects one.
 
 A router is a frozen value and a function of the turns so far, so that a run resumes to the same bits. A new one is a
-class with a ``planned`` and an entry in ``ROUTERS``; a team file names it under ``team.router.kind``.
+class with a ``planned`` method and an entry in ``ROUTERS``; a team file names it under ``team.router.kind``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from teamtr.types import Turn
 
 
 class Upcoming(NamedTuple):
-    """The next turn: its round, counted from 0, and who speaks."""
+    """The next turn: its round, counted from 0, and its speaker."""
 
     round: int
     agent: str
@@ -28,34 +28,34 @@ class Upcoming(NamedTuple):
 
 @runtime_checkable
 class Router(Protocol):
-    """Who speaks when. ``horizon``, ``rounds`` and ``turns_of`` are upper bounds: certificates and memory rest on
-    them, and an environment or the router itself may end an episode earlier."""
+    """Decides who speaks when. ``horizon``, ``rounds`` and ``turns_of`` are upper bounds, on which certificates and
+    memory estimates rely; an environment or the router itself may end an episode earlier."""
 
     @property
     def rounds(self) -> int:
-        """Most rounds of an episode."""
+        """The maximum number of rounds of an episode."""
         ...
 
     @property
     def horizon(self) -> int:
-        """Most turns of an episode."""
+        """The maximum number of turns of an episode."""
         ...
 
     def turns_of(self, agent: str) -> int:
-        """Most turns of this agent in an episode; 0 for one that never speaks."""
+        """The maximum number of turns of this agent in an episode; 0 for one that never speaks."""
         ...
 
     def next(self, turns: Sequence[Turn]) -> tuple[int, str] | None:
         """Round and speaker of the turn that follows these, or None when the episode is over.
 
-        Rounds begin at 0 and go up one at a time; before the first turn of each, the environment speaks.
+        Rounds begin at 0 and increase by one at a time; the environment speaks before the first turn of each.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A fixed plan: for every round the order of its speakers. An agent may stand in a round more than once."""
+    """A fixed schedule: the order of speakers of every round. An agent may speak more than once in a round."""
 
     orders: tuple[tuple[str, ...], ...]
 
@@ -65,7 +65,7 @@ class Schedule:
 
     @classmethod
     def repeated(cls, order: Sequence[str], rounds: int = 1, then: Sequence[str] = ()) -> Self:
-        """One order for so many rounds, then a last round of ``then``."""
+        """One order for ``rounds`` rounds, then a last round of ``then``."""
         if rounds < 1:
             raise ValueError(f"a schedule needs at least one round, got {rounds}")
         return cls((tuple(order),) * rounds + ((tuple(then),) if then else ()))
@@ -79,8 +79,8 @@ class Schedule:
         rounds: int | Sequence[Sequence[str]] = 1,
         then: Sequence[str] = (),
     ) -> Self:
-        """As a team file says it: ``rounds`` may be the orders themselves. Without an order, all but ``then`` speak, as
-        listed."""
+        """The schedule that a team file describes. ``rounds`` may be the orders themselves. Without an order, all but
+        ``then`` speak, in the order of the team."""
         if not isinstance(rounds, int):
             if order:
                 raise ValueError("lists an order for every round in rounds; leave order out")
@@ -98,7 +98,7 @@ class Schedule:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """Who speaks, in order, rounds alike told once."""
+        """The speakers in order; equal rounds in a row are listed once."""
         return tuple(name for order, _ in groupby(self.orders) for name in order)
 
     @property
@@ -109,7 +109,7 @@ class Schedule:
         return sum(order.count(agent) for order in self.orders)
 
     def turns(self) -> tuple[Upcoming, ...]:
-        """All turns of an episode that nothing ends early."""
+        """All turns of an episode that does not end early."""
         return tuple(Upcoming(round, name) for round, order in enumerate(self.orders) for name in order)
 
     def next(self, turns: Sequence[Turn]) -> Upcoming | None:
@@ -123,11 +123,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Addressed:
-    """Whoever the last message names speaks next: ``@bob``. Every message is a round of its own.
+    """The agent that the last message names (``@bob``) speaks next. Every message is a round of its own.
 
-    Of several names the last counts; nobody passes the word to itself. When nobody is named, the next in ``order``
-    speaks; ``order`` also begins. After ``turns`` messages, or as soon as one of ``then`` is named, those of ``then``
-    speak in a last round. ``also`` can be named, but do not speak otherwise.
+    Of several names the last counts; an agent cannot name itself. If nobody is named, the next agent in ``order``
+    speaks; the first in ``order`` begins. After ``turns`` messages, or as soon as one of ``then`` is named, the agents
+    in ``then`` speak in a last round. Agents in ``also`` speak only if they are named.
     """
 
     order: tuple[str, ...]
@@ -143,7 +143,7 @@ class Addressed:
 
     @classmethod
     def planned(cls, agents: Sequence[str], *, turns: int, order: Sequence[str] = (), then: Sequence[str] = ()) -> Self:
-        """As a team file says it. Without an order, all but ``then`` speak in turn, as listed."""
+        """The router that a team file describes. Without an order, all but ``then`` take turns, in the team's order."""
         everybody = tuple(agent for agent in agents if agent not in then)
         order = tuple(order) or everybody
         return cls(order, turns, tuple(then), tuple(agent for agent in everybody if agent not in order))
@@ -168,9 +168,9 @@ class Addressed:
         at_the_end = self.then.count(agent)
         if agent not in (*self.order, *self.also):
             return at_the_end
-        if len(self.order) == 1 and agent == self.order[0]:  # when nobody is named, it goes on itself
+        if len(self.order) == 1 and agent == self.order[0]:  # if nobody is named, it speaks again
             return self.turns + at_the_end
-        return (self.turns + (agent == self.order[0])) // 2 + at_the_end  # nobody follows itself
+        return (self.turns + (agent == self.order[0])) // 2 + at_the_end  # no agent speaks twice in a row
 
     def next(self, turns: Sequence[Turn]) -> Upcoming | None:
         talked = self._talked(turns)
@@ -182,14 +182,14 @@ class Addressed:
         return Upcoming(talked, self.then[spoken]) if spoken < len(self.then) else None
 
     def _talked(self, turns: Sequence[Turn]) -> int | None:
-        """How many messages the talk had, or None while it goes on."""
+        """The number of messages before the last round, or None while that has not begun."""
         for t, turn in enumerate(turns, start=1):
             if t == self.turns or self._named(turn) in self.then:
                 return t
         return None
 
     def _named(self, turn: Turn) -> str | None:
-        """Who gets the word by this message."""
+        """The agent that this message names as the next speaker."""
         others = sorted({*self.speakers} - {turn.agent}, key=len, reverse=True)
         if not others:
             return None
@@ -201,23 +201,23 @@ class Addressed:
         return self.order[(place + 1) % len(self.order)]
 
 
-# -- as a team file asks for them -----------------------------------------------------------------------------
+# -- selection by a team file ---------------------------------------------------------------------------------
 
 ROUTERS: dict[str, Callable[..., Router]] = {"schedule": Schedule.planned, "addressed": Addressed.planned}
-"""By the word of ``team.router.kind``. Called with the names of the agents and with the keys that are given."""
+"""By the value of ``team.router.kind``. Called with the names of the agents and the keys that the team file gives."""
 
 
 def keys_of(kind: str) -> dict[str, bool]:
-    """The keys that a router takes, and whether it needs them."""
+    """The keys that a router takes, and whether each is required."""
     parameters = inspect.signature(ROUTERS[kind]).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-# -- what the loop asks of any router -------------------------------------------------------------------------
+# -- what the rollout loop needs of any router ----------------------------------------------------------------
 
 
 def next_turn(router: Router, turns: Sequence[Turn], names: Sequence[str]) -> Upcoming | None:
-    """The next turn. Raises UserError where the router breaks its word: certificates would not hold."""
+    """The next turn. Raises UserError if the router violates its contract: certificates would not hold."""
     found = router.next(turns)
     if found is None:
         return None
@@ -240,13 +240,13 @@ def next_turn(router: Router, turns: Sequence[Turn], names: Sequence[str]) -> Up
 
 
 def opens_round(turns: Sequence[Turn], upcoming: Upcoming | None) -> bool:
-    """Whether the next turn is the first of a round: the moment at which an environment speaks."""
+    """Whether the next turn is the first of a round, before which an environment speaks."""
     return upcoming is not None and (not turns or upcoming.round > turns[-1].round)
 
 
 def ends_after(router: Router, turns: Sequence[Turn], upcoming: Upcoming) -> bool:
-    """Whether this next turn is certainly the last, whatever is said in it. A router of one's own may read the message
-    first: of it, only its horizon is known."""
+    """Whether the next turn is certainly the last, whatever its message says. A user-defined router may depend on the
+    message, so only its horizon is used."""
     if len(turns) + 1 >= router.horizon:
         return True
     if not isinstance(router, Schedule | Addressed):
@@ -257,20 +257,20 @@ def ends_after(router: Router, turns: Sequence[Turn], upcoming: Upcoming) -> boo
 
 
 def speakers_of(router: Router, names: Sequence[str]) -> tuple[str, ...]:
-    """Who may speak, in order where the router has one."""
+    """The agents that may speak, in the router's order if it has one."""
     known: tuple[str, ...] | None = getattr(router, "speakers", None)
     return tuple(name for name in names if router.turns_of(name)) if known is None else known
 
 
 def closers_of(router: Router, names: Sequence[str]) -> tuple[str, ...]:
-    """Who may have the last word."""
+    """The agents that may write the last message."""
     known: tuple[str, ...] | None = getattr(router, "closers", None)
     return speakers_of(router, names) if known is None else known
 
 
 def most_before(router: Router, agent: str, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """The most that may have been said before this agent speaks, each message of the size given by its author, and the
-    rounds that may have opened by then. Exact for a schedule, else from the router's bounds."""
+    """The maximum total size of the messages before this agent's last turn, given each author's message size, and the
+    number of rounds opened after the first by then. Exact for a schedule, otherwise from the router's bounds."""
     if isinstance(router, Schedule):
         turns = router.turns()
         own = [t for t, turn in enumerate(turns) if turn.agent == agent]

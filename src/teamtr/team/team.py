@@ -1,4 +1,4 @@
-"""The team: an immutable value. Weights live in the engine; a team names their versions."""
+"""The team as an immutable value. Weights live in the engine; a team holds their versions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from teamtr.types import Turn
 
 @dataclass(frozen=True)
 class Agent:
-    """One policy of the team: who it is, what it sees, and the version of the weights it speaks with. ``tools`` are
-    those that it may call, where there are any; None is all of them."""
+    """One policy of the team: its name, what it sees, and the version of its weights. ``tools`` names the tools that it
+    may call; None means all."""
 
     name: str
     version: str
@@ -26,8 +26,8 @@ class Agent:
 
 
 def visible(turns: Sequence[Turn], agent: Agent, round: int) -> tuple[Turn, ...]:
-    """The turns that this agent sees when it speaks in this round: those that it is shown, and the calls of tools that
-    it has just made, whatever else is hidden from it."""
+    """The turns that this agent sees when it speaks in this round: those that its visibility shows, and always the tool
+    calls that it has just made."""
     calling = 0
     for turn in reversed(turns):
         if not turn.results or (turn.agent, turn.round) != (agent.name, round):
@@ -39,7 +39,7 @@ def visible(turns: Sequence[Turn], agent: Agent, round: int) -> tuple[Turn, ...]
 
 @dataclass(frozen=True)
 class Team:
-    """Agents in speaking order of their first mention. ``replace`` gives the intermediate team after a step."""
+    """The agents, in the order of the team file. ``replace`` gives the intermediate team after an update."""
 
     agents: tuple[Agent, ...]
 
@@ -71,16 +71,16 @@ class Team:
 
     @property
     def limits(self) -> dict[str, int]:
-        """Most tokens of a message, by agent."""
+        """Maximum tokens of a message, by agent."""
         return {a.name: a.max_tokens for a in self.agents}
 
     @property
     def version(self) -> str:
-        """A hash of every agent's version: two teams with the same version write from the same law."""
+        """A hash of every agent's version: two teams with the same version sample from the same distribution."""
         text = "\n".join(f"{a.name}={a.version}" for a in sorted(self.agents, key=lambda a: a.name))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def replace(self, name: str, version: str) -> Team:
-        """The team in which this agent speaks with other weights: eq:intermediate_policies."""
+        """The team with another version of this agent's weights: eq:intermediate_policies."""
         self[name]
         return Team(tuple(replace(a, version=version) if a.name == name else a for a in self.agents))

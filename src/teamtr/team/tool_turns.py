@@ -1,8 +1,8 @@
-"""Tool turns: whoever calls a tool speaks again in the same round, before the word goes on.
+"""Tool turns: an agent that calls a tool speaks again in the same round, before the next speaker.
 
-A message with results is answered; the same agent speaks again until a message calls no tool, or until it has written
-``steps`` messages in a row. The last message of such a chain is the agent's settled turn: the team's own router sees
-settled turns alone, so that it need not know of tools.
+After a message with tool results, the same agent speaks again, until a message calls no tool or the agent has written
+``steps`` messages in a row. The last message of such a chain is the agent's settled turn. The team's own router sees
+settled turns only, so it need not handle tools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from teamtr.types import Turn
 @dataclass(frozen=True)
 class ToolTurns:
     """A router for a team with tools. Its bounds are those of ``inner``, with up to ``steps`` messages for every turn
-    of one of ``agents``, those who have tools."""
+    of an agent in ``agents``, which are those that have tools."""
 
     inner: Router
     steps: int
@@ -34,7 +34,7 @@ class ToolTurns:
 
     @property
     def horizon(self) -> int:
-        """As many turns of ``inner`` as may be theirs are ``steps`` messages long."""
+        """Counts ``steps`` messages for as many turns of ``inner`` as the agents with tools can have."""
         theirs = min(self.inner.horizon, sum(map(self.inner.turns_of, self.agents)))
         return self.inner.horizon + theirs * (self.steps - 1)
 
@@ -56,7 +56,7 @@ class ToolTurns:
         return self.inner.next(settled)
 
     def settled(self, turns: Sequence[Turn]) -> list[Turn]:
-        """The last turn of every chain that is over."""
+        """The last turn of every finished chain."""
         found: list[Turn] = []
         chain = 0
         for turn in turns:

@@ -1,4 +1,4 @@
-"""Who sees what of the talk: values, and how a team file writes them.
+"""Visibility: which turns an agent sees, as values and as a team file writes them.
 
 A new one is a class and an entry in ``WORDS`` or ``FORMS``.
 """
@@ -13,16 +13,16 @@ from teamtr.types import Turn
 
 
 class Visibility(Protocol):
-    """Which of the earlier turns an agent sees. What an environment says is always seen."""
+    """Which of the earlier turns an agent sees. Messages of an environment are always seen."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The agents that it names; they must exist."""
+        """The agents that it refers to; they must exist."""
         ...
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """The rounds that it names, counted from 0; they must exist."""
+        """The rounds that it refers to, counted from 0; they must exist."""
         ...
 
     def shows(self, turn: Turn, agent: str, round: int) -> bool:
@@ -32,7 +32,7 @@ class Visibility(Protocol):
 
 @dataclass(frozen=True)
 class Everything:
-    """All that was said."""
+    """Shows every turn."""
 
     names: tuple[str, ...] = ()
     rounds: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Everything:
 
 @dataclass(frozen=True)
 class Blind:
-    """Nothing of the current round: in every round, or in those listed."""
+    """Hides the turns of the current round: in every round, or in those listed."""
 
     rounds: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Blind:
 
 @dataclass(frozen=True)
 class Only:
-    """What these agents say, and its own words."""
+    """Shows the turns of these agents and the agent's own."""
 
     names: tuple[str, ...]
     rounds: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Each:
-    """What every one of several visibilities shows."""
+    """Shows the turns that all of several visibilities show."""
 
     parts: tuple[Visibility, ...]
 
@@ -115,7 +115,7 @@ MAPPING = {
     "minProperties": 1,
     "additionalProperties": False,
 }
-"""What a mapping may hold, one property per entry of ``FORMS``, as a JSON schema."""
+"""JSON schema of a mapping under ``sees``, with one property per entry of ``FORMS``."""
 
 HELP = (
     "What it sees of the conversation. everything: all messages; blind: no message of the current round; {blind: [0]}: "
@@ -125,7 +125,7 @@ HELP = (
 
 
 def visibility(written: Any) -> Visibility:
-    """The value of what a team file says under ``sees``. Raises ValueError with what it must be."""
+    """Parse the value of ``sees`` in a team file. Raises ValueError that says what it must be."""
     if isinstance(written, str) and written in WORDS:
         return WORDS[written]
     if not isinstance(written, dict) or not written or not written.keys() <= FORMS.keys():

@@ -1,4 +1,4 @@
-"""What agents can call: pure toolboxes of a task, own functions, and servers, behind one port (``ports.Tools``).
+"""Tools that agents can call: a task's toolboxes, user functions and MCP servers, behind one port (``ports.Tools``).
 
-It imports nothing itself, because workers that run own functions import it and should have little to load.
+It imports nothing, because the workers that run user functions import it and should load little.
 """

@@ -1,7 +1,7 @@
-"""Own Python functions as tools, run in the killable workers of the grading pool.
+"""User-defined Python functions as tools, run in the killable workers of the grading pool.
 
-A function that hangs, dies, takes too much memory or raises gives an error as its result, and changes nothing else. It
-must keep nothing between calls: any worker may be asked, and one that was killed begins anew.
+A function that hangs, dies, takes too much memory or raises gives an error as its result, and has no other effect. It
+must keep no state between calls: any worker may serve a call, and a killed worker is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SERVED = "teamtr.tools.served"
 
 
 class FunctionTools:
-    """The functions that ``python:FILE:NAME`` name, each a function or a list of them.
+    """The functions that ``sources`` name.
 
     Args:
-        sources: what names them.
-        seconds: of processor time for one call; on the clock it may take ten times that.
-        memory_mb: address space of a worker.
-        workers: processes.
+        sources: ``python:FILE:NAME``, each a function or a list of functions.
+        seconds: processor time for one call; the wall-clock limit is ten times that.
+        memory_mb: address space of a worker, in MiB.
+        workers: number of processes.
     """
 
     def __init__(self, sources: Sequence[str], *, seconds: float, memory_mb: int, workers: int = 1) -> None:

@@ -1,6 +1,6 @@
-"""What the argument of a tool must be: its JSON schema, and the check of a value that a call gives.
+"""Types of tool arguments: their JSON schema, and the validation of the values in a call.
 
-What a check refuses is told to the agent that called: ``ToolError``.
+A failed check raises ``ToolError``, whose message goes to the calling agent.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from teamtr.calls import Schema
 from teamtr.text import shown
 
 LARGEST = 10**12
-"""Of the numbers in arguments that sums are made of."""
+"""The largest number allowed in arguments that enter sums."""
 
 
 class ToolError(Exception):
-    """A call that a tool turns down; the message is what the agent reads after "Error: "."""
+    """A call that a tool rejects; the agent reads the message after "Error: "."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What an argument must be, in the words of JSON schema; ``any`` is any value. ``nullable``: or null. Numbers are
-    at most ``largest``, either way."""
+    """The type of an argument, in terms of JSON schema; ``any`` allows any value. ``nullable``: null is allowed too.
+    Numbers are at most ``largest`` in absolute value."""
 
     type: str
     options: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Kind:
         return made
 
     def check(self, value: Any, name: str) -> None:
-        """Raise ToolError when the value is of another kind."""
+        """Raise ToolError if the value is not of this kind."""
         if value is None and self.nullable:
             return
         if not _IS[self.type](value):
@@ -59,7 +59,7 @@ class Kind:
         if self.items is not None:
             for place, item in enumerate(value):
                 self.items.check(item, f"{name}[{place}]")
-        for field_name, kind in self.fields.items():  # others may stand beside them: agents repeat what they read
+        for field_name, kind in self.fields.items():  # more fields are allowed: agents repeat what they read
             if field_name not in value:
                 raise ToolError(f"{name} has no {field_name}")
             kind.check(value[field_name], f"{field_name} of {name}")
@@ -71,7 +71,7 @@ def object_schema(fields: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def check_arguments(kinds: Mapping[str, Kind], given: Mapping[str, Any], optional: Collection[str] = ()) -> None:
-    """Raise ToolError unless exactly these are given, each of its kind; ``optional`` ones may be left out."""
+    """Raise ToolError unless exactly these arguments are given, each of its kind; ``optional`` ones may be missing."""
     for name, kind in kinds.items():
         if name not in given and name in optional:
             continue
@@ -115,7 +115,7 @@ def record(**fields: Kind) -> Kind:
 
 
 def schema_of(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
-    """A tool as chat templates take it; ``parameters`` is the JSON schema of its arguments."""
+    """A tool in the form that chat templates take; ``parameters`` is the JSON schema of its arguments."""
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": dict(parameters)},

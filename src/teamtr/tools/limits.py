@@ -1,4 +1,4 @@
-"""What agents are shown of results at most, and several sources of tools as one."""
+"""Wrappers around tools: a limit on the length of results, and several sources of tools as one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from teamtr.types import Problem, ToolRequest
 
 @dataclass(frozen=True)
 class Limited:
-    """Tools whose results to one message have at most ``max_characters`` together; what is longer is cut, and says
-    so."""
+    """Tools whose results to one message have at most ``max_characters`` in total; longer ones are cut, with a note."""
 
     tools: Tools
     max_characters: int
@@ -34,13 +33,13 @@ class Limited:
 
 
 def cut_note(characters: int) -> str:
-    """What stands behind a text that was cut."""
+    """The note at the end of a text that was cut."""
     return f" [cut after {characters} characters]"
 
 
 @dataclass(frozen=True)
 class Together:
-    """Several sources of tools as one; a call goes to the source that has its name, with the earlier calls that did."""
+    """Several sources of tools as one. A call goes to the source that has its name, with the earlier calls to it."""
 
     parts: tuple[Tools, ...]
 

@@ -1,7 +1,7 @@
-"""Tools of an MCP server, which is started here and spoken to over its standard input and output.
+"""Tools of an MCP server, which is started here and used over its standard input and output.
 
-The official client (``teamtr[mcp]``) lives in a thread with an event loop of its own. A server that dies, hangs or
-says what nobody understands gives an error as the result; it is ended, and started anew for the next call.
+The official client (``teamtr[mcp]``) runs in a thread with its own event loop. If a server dies, hangs or sends
+something invalid, the result is an error; the server is stopped, and restarted for the next call.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from teamtr.types import Problem, ToolRequest
 
 SECONDS_TO_START = 60.0
 SECONDS_TO_END = 15.0
-"""The client's own steps to end a server take about seven."""
+"""The client's own steps to stop a server take about seven."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Server:
-    """How a server is started, and what errors call it by."""
+    """The command that starts a server, and its name in error messages."""
 
     name: str
     command: str
@@ -40,7 +40,7 @@ class Server:
 
 
 class _Connection:
-    """One life of a server. ``session`` is there once it has started; ``end`` may be called from any thread."""
+    """One run of a server. ``session`` is set once it has started; ``end`` may be called from any thread."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -56,7 +56,7 @@ class _Connection:
             raise
 
     def ask(self, question: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The answer; TooLate after so many seconds, and whatever the client raises."""
+        """The response. Raises TooLate after ``seconds``, and whatever the client raises."""
         asked = asyncio.run_coroutine_threadsafe(question, self._loop)
         try:
             return asked.result(seconds)
@@ -65,7 +65,7 @@ class _Connection:
             raise
 
     def end(self) -> None:
-        """End the server and all it started."""
+        """Stop the server and everything it started."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(SECONDS_TO_END)
@@ -73,7 +73,7 @@ class _Connection:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._live())
-        except BaseException as error:  # the thread's last words; whoever waits hears them
+        except BaseException as error:  # raised where the start is awaited
             if not self._ready.done():
                 self._ready.set_exception(error)
         finally:
@@ -82,7 +82,7 @@ class _Connection:
     async def _live(self) -> None:
         from mcp import ClientSession, StdioServerParameters, stdio_client
 
-        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # results say what went wrong
+        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # tool results say what went wrong
         server = self._server
         parameters = StdioServerParameters(command=server.command, args=list(server.args), env=dict(server.env))
         with open(os.devnull, "w", encoding="utf-8") as unheard:
@@ -104,8 +104,8 @@ class McpTools(Owner):
     """All tools of one server.
 
     Args:
-        server: how it is started.
-        seconds: by the clock, for one call.
+        server: how to start it.
+        seconds: wall-clock limit for one call.
     """
 
     def __init__(self, server: Server, *, seconds: float) -> None:
@@ -145,7 +145,7 @@ class McpTools(Owner):
                 return found
 
     def _result(self, call: ToolCall) -> str:
-        """What the server says to one call, or why it says nothing."""
+        """The server's result for one call, or an error text."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -154,13 +154,13 @@ class McpTools(Owner):
             asked = connection.session.call_tool(call.name, dict(call.arguments))
             answer = connection.ask(asked, self.seconds)
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:  # it died; what it refuses itself does not end it
+            if error.code == CONNECTION_CLOSED:  # it died; an error that it returned itself is not fatal
                 self._drop()
             return f"Error: {error}"
         except TooLate:
             self._drop()
             return f"Error: {call.name} took too long: no answer within {self.seconds:g} s"
-        except Exception as error:  # whatever the client makes of what the server says
+        except Exception as error:  # the client may raise anything on an invalid response
             self._drop()
             return f"Error: the server {self._server.name} failed: {_why(error)}"
         text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in answer.content)
@@ -172,7 +172,7 @@ class McpTools(Owner):
         return self._held[0]
 
     def _drop(self) -> None:
-        """End a server that is no good; the next call starts it anew."""
+        """Stop a failed server; the next call restarts it."""
         _end_all(self._held)
 
 
@@ -182,7 +182,7 @@ def _end_all(held: list[_Connection]) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """The innermost reason, in a line."""
+    """The innermost cause, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]

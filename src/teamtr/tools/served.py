@@ -1,10 +1,10 @@
-"""Own functions as tools, in the process that runs them: what they take, and one call after the other.
+"""The worker side of user-defined tools: builds their schemas from the functions, and runs the calls.
 
-A worker of the grading pool loads ``functions``. Nothing heavy is imported, so that its memory is the functions' own.
+A worker of the grading pool loads ``functions``. Nothing heavy is imported, so a worker's memory is the functions' own.
 
-A function is a tool by its name, its docstring and its annotated parameters; a ``schema`` attribute (the JSON schema of
-its arguments) says it otherwise. Two keyword parameters are not the agent's to give: ``problem`` (a mapping with id,
-prompt and columns) and ``past`` (the calls made earlier in the episode, each with name and arguments).
+A tool is described by the function's name, docstring and annotated parameters; a ``schema`` attribute (the JSON schema
+of its arguments) replaces the latter. Two keyword parameters are filled in and hidden from the agent: ``problem`` (a
+mapping with id, prompt and columns) and ``past`` (the calls made earlier in the episode, each with name and arguments).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from teamtr.own_code import own_attribute
 from teamtr.tools.kinds import Kind, ToolError, check_arguments, schema_of
 
 GIVEN = ("problem", "past")
-"""Parameters that are filled in, and that no agent is told of."""
+"""Parameters that are filled in, and hidden from agents."""
 MOST_CHARACTERS = 1 << 22
-"""Of a result, before it is sent from the worker; how much of it is shown, ``tools.max_characters`` says."""
+"""Maximum length of a result that a worker sends; ``tools.max_characters`` limits what agents are shown."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLAIN: Mapping[Any, Kind] = {
     str: Kind("string"),
@@ -41,7 +41,7 @@ _PLAIN: Mapping[Any, Kind] = {
 
 @dataclass(frozen=True)
 class Function:
-    """A function and what its arguments must be; ``kinds`` is None where its own ``schema`` says so."""
+    """A function and the types of its arguments; ``kinds`` is None if its own ``schema`` attribute defines them."""
 
     call: Callable[..., Any]
     kinds: Mapping[str, Kind] | None
@@ -54,7 +54,7 @@ class Function:
         return str(self.schema["function"]["name"])
 
     def result(self, arguments: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-        """What the agent reads. Whatever the function raises is told, and goes no further."""
+        """The text that the agent reads. Anything that the function raises becomes an error text."""
         try:
             if self.kinds is not None:
                 check_arguments(self.kinds, arguments, self.optional)
@@ -63,12 +63,13 @@ class Function:
             return as_text(self.call(**arguments, **{name: known[name] for name in self.given}))
         except ToolError as error:
             return f"Error: {error}"
-        except BaseException as error:  # SystemExit of a tool is its own affair too
+        except BaseException as error:  # also SystemExit
             return f"Error: {type(error).__name__}: {error}"
 
 
 def functions(sources: Sequence[str]) -> Callable[[list[dict[str, Any]]], Iterator[Any]]:
-    """Of ``python:FILE:NAME``, each a function or a list of them. An item asks to ``describe`` all, or to call one."""
+    """A handler for the tools that ``python:FILE:NAME`` sources name, each a function or a list of functions. An item
+    asks either to ``describe`` all tools or to call one."""
     tools = {function.name: function for source in sources for function in _functions_of(source)}
 
     def answers(items: list[dict[str, Any]]) -> Iterator[Any]:
@@ -91,7 +92,7 @@ def _functions_of(source: str) -> list[Function]:
 
 
 def function_of(source: str, call: Any) -> Function:
-    """A function as a tool; raises UserError where it cannot be one."""
+    """A function as a tool; raises UserError if it cannot be one."""
     name = getattr(call, "__name__", "")
     if not callable(call) or not NAME.fullmatch(name):
         raise UserError(f"{source}: a tool is a function with a name, found {type(call).__name__} {name!r}")
@@ -119,12 +120,12 @@ def function_of(source: str, call: Any) -> Function:
 def _hints(call: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(call)
-    except Exception:  # an annotation that is no type: the argument may be anything
+    except Exception:  # an annotation that is not a type: the argument may be anything
         return {}
 
 
 def kind_of(annotation: Any) -> Kind:
-    """What an annotated argument must be; anything where JSON has no word for it."""
+    """The type of an annotated argument; ``any`` if JSON schema has no equivalent."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _PLAIN:
         return _PLAIN[annotation]
@@ -150,7 +151,7 @@ def _documented(text: str) -> tuple[str, dict[str, dict[str, str]]]:
 
 
 def as_text(value: Any) -> str:
-    """A text as it is; anything else as JSON where it can be."""
+    """A string unchanged; anything else as JSON, with ``str`` of values that JSON cannot represent."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,7 +1,7 @@
 """Tools that are pure functions of a state: (state, call) -> (result, new state).
 
-A call can do no harm: an unknown tool, an argument that is missing, superfluous or of another type, and a request that
-the tool turns down all give a result that begins with "Error:", and leave the state as it was.
+A bad call is harmless: an unknown tool, a missing, extra or mistyped argument, and a request that the tool rejects all
+give a result that begins with "Error:", and leave the state unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class Outcome(NamedTuple, Generic[S]):
-    """What a call gave: the text that the agent reads, and the state after it."""
+    """The result of a call: the text that the agent reads, and the new state."""
 
     text: str
     state: S
@@ -29,8 +29,8 @@ class Outcome(NamedTuple, Generic[S]):
 
 @dataclass(frozen=True)
 class Tool(Generic[S]):
-    """``act`` gets the state and the checked arguments by name; its docstring says what it is good for. ``ends``: the
-    dialogue is over after a call."""
+    """``act`` gets the state and the validated arguments by name; its docstring is the tool's description. ``ends``: a
+    call of it ends the dialogue."""
 
     act: Callable[..., Outcome[S]]
     parameters: Mapping[str, Kind]
@@ -38,7 +38,7 @@ class Tool(Generic[S]):
 
 
 class Toolbox(dict[str, Tool[S]], Generic[S]):
-    """Tools by name; a function becomes one by ``@box.tool(argument=KIND, ...)``."""
+    """Tools by name; ``@box.tool(argument=KIND, ...)`` adds a function."""
 
     def tool(self, **parameters: Kind) -> Callable[[Callable[..., Outcome[S]]], Callable[..., Outcome[S]]]:
         def register(act: Callable[..., Outcome[S]]) -> Callable[..., Outcome[S]]:
@@ -48,22 +48,22 @@ class Toolbox(dict[str, Tool[S]], Generic[S]):
         return register
 
     def step(self, state: S, call: ToolCall) -> Outcome[S]:
-        """What one call gives. Never raises, whatever the call says."""
+        """The outcome of one call. Never raises, whatever the call contains."""
         tool = self.get(call.name)
         if tool is None:
             return Outcome(f"Error: there is no tool {shown(call.name)}; there are {', '.join(self)}", state)
         try:
             check_arguments(tool.parameters, call.arguments)
-            return tool.act(state, **copy.deepcopy(dict(call.arguments)))  # what a state keeps is its own
+            return tool.act(state, **copy.deepcopy(dict(call.arguments)))  # a state may store them
         except ToolError as error:
             return Outcome(f"Error: {error}", state)
 
     def ends(self, call: ToolCall) -> bool:
-        """Whether the dialogue is over after this call: the user is somebody else's from then on."""
+        """Whether the dialogue is over after this call, because the user is handed over to somebody else."""
         return call.name in self and self[call.name].ends
 
     def schemas(self) -> tuple[Schema, ...]:
-        """All of them, with their docstrings as descriptions."""
+        """The schemas of all tools, with their docstrings as descriptions."""
         return tuple(
             schema_of(name, inspect.getdoc(tool.act) or "", object_schema(tool.parameters))
             for name, tool in self.items()
@@ -72,8 +72,8 @@ class Toolbox(dict[str, Tool[S]], Generic[S]):
 
 @dataclass(frozen=True)
 class ToolboxTools(Generic[S]):
-    """A toolbox as what the loop asks for. Each episode begins with ``start`` of its problem; the calls that were made
-    before are made again, so that nothing is kept between messages."""
+    """A toolbox behind the port ``Tools``. Each episode begins with ``start(problem)``. Earlier calls are replayed for
+    every message, so that no state is kept in between."""
 
     box: Toolbox[S]
     start: Callable[[Problem], S]

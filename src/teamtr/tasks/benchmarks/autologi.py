@@ -1,13 +1,13 @@
 """AutoLogi: arrange things so that every constraint holds. Any arrangement that the puzzle's own code accepts is right.
 
-Read as the benchmark's own evaluator reads a reply: its last fenced block, else the last complete ``{...}``, else the
-last ``[...]``; ``//`` comments out, ``true`` and ``false`` as Python writes them, then a Python literal (so that sets
-can be told), else what follows the first ``=``, or JSON when there is none. Then ``inputs_check`` and every function of
-``constraint_list`` must call it true.
+Replies are parsed as by the benchmark's own evaluator: the last fenced block, else the last complete ``{...}``, else
+the last ``[...]``. ``//`` comments are removed and ``true`` and ``false`` written as in Python. The rest is a Python
+literal (so that sets are possible), else what follows the first ``=``, or JSON if there is no ``=``. Then
+``inputs_check`` and every function of ``constraint_list`` must return true for it.
 
-The puzzle's code runs in a sandbox, on the answer as data. Where we differ, each time on rows that no reply could get
-right or that say nothing of the reply: what a verifier prints does not count against an answer; a value that is true
-without being plain data is not taken; replies are read from after their thinking on.
+The puzzle's code runs in a sandbox, with the answer passed as data. We differ from the evaluator in three points, each
+on rows that no reply could get right or that say nothing about the reply: what a verifier prints does not count against
+an answer; a returned value that is truthy but not plain data is not accepted; replies are read after their reasoning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from teamtr.types import Problem, Verdict
 
 CHECKS = ("inputs_check", "constraint_list")
 TO_SEARCH = Limits(seconds=60.0, memory_bytes=4096 * MIB)
-"""For finding a solution among all arrangements, once per puzzle whose gold answer is asked for."""
+"""Limits for finding a solution among all arrangements, once per puzzle whose gold answer is needed."""
 
 _FENCE = "```"
 _LANGUAGE_LINE = re.compile(r"\s*+\w++(\s*+)")
@@ -98,14 +98,14 @@ def _search():
 
 @task("autologi")
 class AutoLogi(Benchmark):
-    """Rows hold ``code`` (``Inputs_Check_code``, ``Constraint_List_code`` and, to find gold answers with,
-    ``Traverse_code``), ``prompt`` or what it is made of (``question``, ``logi_constraints``, ``input_format``,
-    ``example``) and, if they like, ``idx``, ``lang`` (en, cn) and ``group_id``.
+    """Rows have ``code`` (``Inputs_Check_code``, ``Constraint_List_code`` and, to find gold answers,
+    ``Traverse_code``), ``prompt`` or its parts (``question``, ``logi_constraints``, ``input_format``, ``example``),
+    and optionally ``idx``, ``lang`` (en, cn) and ``group_id``.
 
     Args:
         splits: the problems of each split.
-        seconds: what one verification may take. The benchmark's own limit is 20, of which starting Python is most.
-        workers: verifications at a time.
+        seconds: limit for one verification. The benchmark's own limit is 20, most of which is spent starting Python.
+        workers: number of concurrent verifications.
     """
 
     class Config(BenchmarkConfig):
@@ -129,7 +129,7 @@ class AutoLogi(Benchmark):
         self._arrangements: dict[str, _Arrangements] = {}
 
     def side(self, problem: Problem) -> str:
-        """A puzzle is held out with all that were made of it (the same ``group_id``)."""
+        """A puzzle is held out together with all its variants (the same ``group_id``)."""
         return _family(problem)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
@@ -183,8 +183,8 @@ class AutoLogi(Benchmark):
         return Verdict("right", 1.0, answer.text) if result.value is True else Verdict("wrong", 0.0, answer.text)
 
     def _found(self, problem: Problem) -> _Arrangements:
-        """A solution and, if there is one, an arrangement of the right form that is none: the first of each that the
-        puzzle's own enumeration comes by."""
+        """A solution and, if there is one, an arrangement of the right form that is not a solution: the first of each
+        in the puzzle's own enumeration."""
         code = problem.columns["code"]
         if not code["Traverse_code"]:
             raise UserError(f"{self.name} {problem.id}: without 'Traverse_code' no gold answer can be found")
@@ -197,7 +197,7 @@ class AutoLogi(Benchmark):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a reply states: the value, and the text that equal values share."""
+    """The answer in a reply: its value, and a text that equal values share."""
 
     value: Any
     text: str
@@ -205,7 +205,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Arrangements:
-    """Literals: one that holds, and one of the right form that does not, if there is any."""
+    """Literals: an arrangement that satisfies all constraints, and one of the right form that does not, if any."""
 
     right: str
     wrong: str | None
@@ -216,7 +216,7 @@ class _RowError(UserError):
 
 
 def _answer_in(text: str) -> _Answer | None:
-    """The arrangement that a reply states; None when it states none. Never raises, whatever the text."""
+    """The arrangement that a reply states; None if it states none. Never raises, whatever the text."""
     stated = stated_in(after_thinking(text))
     if stated is None or len(stated) > LONGEST:
         return None
@@ -237,9 +237,9 @@ def stated_in(text: str) -> str | None:
 
 
 def _last_fenced(text: str) -> str | None:
-    """The last block between two fences, the first of which ends its line, with or without a word for a language.
+    """The last block between two fences, the first of which ends its line, with or without the name of a language.
 
-    By hand: the evaluator's pattern tries every way to part the white space after a fence.
+    Not by regular expression: the evaluator's backtracks over every split of the white space after a fence.
     """
     last, end = None, 0
     while (fence := text.find(_FENCE, end)) >= 0:
@@ -255,7 +255,7 @@ def _last_fenced(text: str) -> str | None:
 
 
 def _start_of_block(text: str, at: int) -> int | None:
-    """Behind the last line break of the white space that follows a fence and its language; None where there is none."""
+    """The position after the last line break in the white space that follows a fence and its language, or None."""
     for header in (_LANGUAGE_LINE.match(text, at), _EMPTY_LINES.match(text, at)):
         if header is not None and "\n" in header[1]:
             return header.start(1) + header[1].rindex("\n") + 1
@@ -263,13 +263,13 @@ def _start_of_block(text: str, at: int) -> int | None:
 
 
 def _without_comments(text: str) -> str:
-    """Without what runs from ``//`` to the end of its line, the line break included."""
+    """The text without ``//`` comments, each removed with its line break."""
     *lines, rest = text.split("\n")
     return "".join(line.partition("//")[0] if "//" in line else f"{line}\n" for line in lines) + rest
 
 
 def _last_list(text: str) -> str | None:
-    """From an opening bracket to the next closing one. By hand: a pattern would look for that one again and again."""
+    """The last text from an opening bracket to the next closing one. Not by regular expression, to take linear time."""
     last, end = None, 0
     while (start := text.find("[", end)) >= 0 and (end := text.find("]", start) + 1) > 0:
         last = text[start:end]
@@ -322,7 +322,7 @@ def _verifier(problem: Problem) -> str:
 
 
 def _family(problem: Problem) -> str:
-    """What puzzles made of one another share."""
+    """A key that all variants of a puzzle share."""
     group = problem.columns["group_id"]
     return problem.id if group is None else f"{problem.columns['lang']} {group}"
 
@@ -345,7 +345,7 @@ def _reply(literal: str) -> str:
 
 
 def _renamed(value: Any, name: str) -> Any:
-    """The same shape with another name in the place of every value that stands for something."""
+    """The same structure, with a new name in place of every value."""
     match value:
         case dict():
             return {key: _renamed(item, name) for key, item in value.items()}

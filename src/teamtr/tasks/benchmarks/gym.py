@@ -1,20 +1,20 @@
-"""reasoning-gym: a hundred families of generated questions, each with a scorer of its own. ``gym:chain_sum``.
+"""reasoning-gym: a hundred families of generated questions, each with its own scorer. ``gym:chain_sum``.
 
-The family's scorer has the last word, and many give partial credit: the score is the reward, and only a score of 1 is
-right. What it is given is the text between the last ``<answer>`` and ``</answer>``, or the whole reply without them.
+The family's scorer decides, and many give partial credit: the score is the reward, and only a score of 1 is right. It
+gets the text between the last ``<answer>`` and ``</answer>``, or the whole reply without these tags.
 
-A question is named by family and seed, and is the same on every machine with the same version of reasoning-gym. Train
-and test use seeds that never meet. Where a family has few questions and asks one again all the same, it is kept once,
-and in the test rather than in training.
+A question is identified by family and seed, and is the same on every machine with the same version of reasoning-gym.
+Train and test use disjoint seeds. If a family with few questions repeats one nevertheless, it is kept once, in the test
+split rather than in training.
 
-Scorers are run in killable workers only; see ``teamtr.grading.gym`` for those that evaluate the text of a model.
+Scorers run in killable workers only; see ``teamtr.grading.gym`` for those that evaluate the text of a model.
 
-Of the 106 families of reasoning-gym 0.1.25, ``UNUSABLE`` names the four that cannot be used, and why. All the others
-give their own answers full marks, but for two kinds of question, which are left out: those whose stated answer is empty
+Of the 106 families of reasoning-gym 0.1.25, ``UNUSABLE`` names the four that cannot be used, and why. All others give
+their own answers full marks, except for two kinds of question, which are left out: those whose stated answer is empty
 (some of ``ab``), and integrals that are stated as their own answer (some of ``intermediate_integration``). Known to be
-lenient: ``puzzle24`` takes any four numbers in range that make 24, not only those of the question; ``number_sorting``
-takes each number within 1 of the right one; ``gsm_symbolic`` takes the first number of the text; several give 0.01 for
-any text at all.
+lenient: ``puzzle24`` accepts any four numbers in range that make 24, not only those of the question; ``number_sorting``
+accepts each number within 1 of the right one; ``gsm_symbolic`` takes the first number of the text; several give 0.01
+for any text at all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ UNUSABLE = {
     "game_of_life_halting": "its scorer takes any text for right",
 }
 
-# Where the answer is not in its place: any one of several, stated among the metadata.
+# Families with several right answers, one of which is stated in the metadata rather than as the answer.
 _STATED_IN_METADATA = {
     "graph_color": "possible_answer",
     "propositional_logic": "example_answer",
@@ -75,8 +75,8 @@ class Gym(Benchmark):
 
     Args:
         family: its name, such as ``chain_sum``.
-        parameters: of the family, such as ``{"max_terms": 3}``; its own defaults otherwise.
-        sizes: how many questions to draw for each split; the same question drawn twice counts once.
+        parameters: of the family, such as ``{"max_terms": 3}``; by default its own defaults.
+        sizes: number of questions to draw per split; a question drawn twice counts once.
         seed: of the draw.
         workers, seconds_per_item: of the killable workers that score.
     """
@@ -122,7 +122,7 @@ class Gym(Benchmark):
         if family in UNUSABLE:
             raise UserError(f"gym:{family} cannot be used: {UNUSABLE[family]}")
         _require_package(family)
-        self.name = f"{PREFIX}{family}"  # one class stands for a hundred tasks
+        self.name = f"{PREFIX}{family}"  # one class serves all families
         self._family = family
         self._parameters = dict(parameters or {})
         self._sizes = dict(SIZES if sizes is None else sizes)
@@ -143,7 +143,7 @@ class Gym(Benchmark):
         return super().problems(split)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """From an entry of reasoning-gym: ``question``, ``answer`` and ``metadata``."""
+        """The problem of an entry of reasoning-gym: ``question``, ``answer`` and ``metadata``."""
         question, metadata = row.get("question"), row.get("metadata")
         if not isinstance(question, str) or not isinstance(metadata, Mapping):
             complaint = f"an entry needs 'question' as text and 'metadata' as an object; found {shown(dict(row))}"
@@ -217,7 +217,7 @@ class Gym(Benchmark):
             )
 
     def _draw(self) -> dict[str, tuple[Problem, ...]]:
-        """Question number n of a dataset is made from its seed + n, so the two splits keep their distance."""
+        """Draw the questions. Question n of a dataset comes from its seed + n, so the splits' seeds are far apart."""
         first = seed_of(self._seed, "gym", self._family) % (1 << 30)
         starts = {"test": first, "train": first + MOST_PER_SPLIT}
         orders = [
@@ -257,7 +257,7 @@ class Gym(Benchmark):
         return made
 
     def _has_a_fair_answer(self, problem: Problem) -> bool:
-        """Whether the stated answer is one that a reply could give, and that may reach the scorer."""
+        """Whether a reply could give the stated answer, and the scorer may be given it."""
         check = EVALUATED.get(self._family)
         return bool(problem.answer.strip()) and (check is None or check(problem.answer))
 

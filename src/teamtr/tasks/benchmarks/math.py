@@ -1,11 +1,11 @@
-r"""Problems of mathematics with one answer: AIME, MATH-500, GSM8K, your own, and two training sets.
+r"""Math problems with one answer: AIME, MATH-500, GSM8K, your own, and two training sets.
 
     Math500("math500.jsonl")                                              # all of it is the test split
     Gsm8k(train="train.jsonl", test="openai/gsm8k:main:test")             # files or hub ids
-    Dapo("dapo.parquet", against=["math500.jsonl", "aime24.jsonl"])       # what the evaluation asks is not trained on
+    Dapo("dapo.parquet", against=["math500.jsonl", "aime24.jsonl"])       # evaluation problems are not trained on
 
-The data never comes with the project. A prompt asks for what the grader reads (``Rule.instruction``); how an answer is
-read is said in ``grading/math_statement.py``, how it is compared in ``grading/math.py``.
+No data is shipped with TeamTR. A prompt asks for what the grader reads (``Rule.instruction``).
+``grading/math/statement.py`` finds the answer in a reply, ``grading/math/same.py`` compares it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ QUESTION_KEYS = ("problem", "question", "prompt")
 ANSWER_KEYS = ("answer", "ground_truth", "gt", "target", "final_answer", "reward_model")
 ID_KEYS = ("id", "unique_id", "problem_id", "idx")
 
-# What other collections put round a problem to ask for its answer; ours is asked for by the rule.
+# Instructions that other collections add to a problem; ours is the rule's.
 _WRAPPERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -58,17 +58,17 @@ class Math(Benchmark):
     """Any rows with an ``answer``.
 
     Args:
-        path: one file or hub id; ``held_out`` of its problems are the test split.
+        path: one file or hub id; a share ``held_out`` of its problems is the test split.
         train, test: instead of ``path``, a file or hub id for either split.
         grader: one of ``rules``: "default"; "deepscaler" and "dapo", which mirror those verifiers; "last_number",
-            the default that takes the last number written where a reply states no answer.
-        held_out: share of ``path`` in the test split; a problem's side depends on its text alone.
-        against: evaluation data that must not be trained on: what repeats it is dropped from the train split, as is
-            what repeats the test split, and ``overlap`` says what was.
+            which is the default but takes the last number if a reply states no answer.
+        held_out: share of ``path`` in the test split; a problem's split depends on its text alone.
+        against: evaluation data that must not be trained on. Problems that repeat it, or the test split, are dropped
+            from the train split; ``overlap`` says which.
         seconds_per_item, workers: of the killable workers.
 
-    The train split leaves out rows without an answer, problems that stand there with two different answers, and
-    repetitions; ``warnings`` says how many.
+    The train split leaves out rows without a usable answer, problems with two different answers, and repetitions;
+    ``warnings`` says how many.
     """
 
     class Config(BenchmarkConfig):
@@ -133,7 +133,7 @@ class Math(Benchmark):
     # Reading
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """A row need hold no more than its answer."""
+        """The problem of a row, which needs nothing but an answer."""
         answer = _answer(row)
         if answer is None:
             found = sorted(row)
@@ -151,7 +151,7 @@ class Math(Benchmark):
         )
 
     def truth(self, answer: str) -> str:
-        """The answer alone, where a whole solution is given for it."""
+        """The final answer, also if the row gives a whole solution."""
         dollars = re.fullmatch(r"\s*\$([^$]+)\$\s*", answer)
         return last_boxed(answer) or gsm8k_answer(answer) or (dollars[1] if dollars else answer).strip()
 
@@ -219,7 +219,7 @@ class Math(Benchmark):
 
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
         truth, state = str(problem.answer), self._rule.state
-        other = f"{rng.integers(1, 8) * 1000 + 7}/104729"  # a prime: reduced, and no answer that anybody asks for
+        other = f"{rng.integers(1, 8) * 1000 + 7}/104729"  # a reduced fraction that is no problem's answer
         return [
             WrongAnswer("unrelated", state(other)),
             WrongAnswer("a number changed", state(_changed(truth))),
@@ -259,8 +259,8 @@ class Math500(Math):
 
 @task("gsm8k")
 class Gsm8k(Math):
-    """GSM8K. Its own rule goes first (the first ``#### n``, compared as text); only a reply in which that finds nothing
-    is read further. With grader "official" it is not."""
+    """GSM8K. Its own rule comes first (the first ``#### n``, compared as text). If that finds nothing, a reply is read
+    like those of other tasks, except with grader "official"."""
 
     held_out: ClassVar[float] = 1.0
     rules: ClassVar[Mapping[str, Rule]] = {"default": GSM8K_OR_STATED, "official": GSM8K}
@@ -269,7 +269,7 @@ class Gsm8k(Math):
         return gsm8k_answer(answer) or stated_answer(answer) or answer.strip()
 
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
-        """Of another kind than for the others: the rule takes the first number that is marked, whatever follows."""
+        """Unlike for the other tasks: the rule takes the first marked number, whatever follows."""
         truth, state = str(problem.answer), self._rule.state
         other = str(int(rng.integers(1, 8)) * 1_000_000 + 7)
         return [
@@ -291,7 +291,7 @@ class DeepScaleR(Math):
 
 @task("dapo")
 class Dapo(Math):
-    """A training set: competition problems whose answers are integers, a part of them in Chinese."""
+    """A training set: competition problems whose answers are integers, some of them in Chinese."""
 
     held_out: ClassVar[float] = 0.0
 
@@ -303,7 +303,7 @@ class _Asked:
 
 
 def _question(row: Mapping[str, Any]) -> str:
-    """The problem's text, "" where the row has none; of a chat, what the user says last."""
+    """The problem's text, "" if the row has none; in a chat, the last user message."""
     for column in QUESTION_KEYS:
         text = row.get(column)
         if isinstance(text, list):
@@ -317,7 +317,7 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def _answer(row: Mapping[str, Any]) -> str | None:
-    """What the row gives as the answer, a number or text that is not blank; None where it gives none."""
+    """The row's answer, a number or text that is not blank; None if it has none."""
     for column in ANSWER_KEYS:
         value = row.get(column)
         if isinstance(value, Mapping):
@@ -335,7 +335,7 @@ def _id(row: Mapping[str, Any], question: str) -> str:
 
 
 def _with_own_ids(problems: Iterable[Problem]) -> list[Problem]:
-    """The second problem of one id gets another."""
+    """Make ids unique: a problem whose id was used before gets a suffix."""
     seen: Counter[str] = Counter()
     own: list[Problem] = []
     for problem in problems:
@@ -346,7 +346,7 @@ def _with_own_ids(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _balanced(answer: str) -> bool:
-    """Whether it can be stated in a box at all."""
+    """Whether the braces balance, so that the answer can be put in a box."""
     depth = 0
     for brace in re.findall(r"[{}]", re.sub(r"\\[{}]", "", answer)):
         depth += 1 if brace == "{" else -1
@@ -356,17 +356,17 @@ def _balanced(answer: str) -> bool:
 
 
 def _canonical(answer: str) -> str:
-    """Equal for answers that are written alike or are the same plain number."""
+    """A form that is equal for answers that are written alike or are the same plain number."""
     cleaned = clean(answer)
     number = numeral(cleaned)
     return cleaned.replace(" ", "") if number is None else f"{number.value}{'%' if number.percent else ''}"
 
 
 def _changed(answer: str) -> str:
-    """A plain number by one, other answers in each of their numbers; words with another before them."""
+    """A wrong variant of an answer: a plain number plus one, else each number in it changed, else "not" before it."""
     number = numeral(clean(answer))
     if number is not None:
         return str(number.value + 1)
-    more = count(101, 1009)  # so uneven that no fraction and no equation keeps its value
+    more = count(101, 1009)  # uneven, so that no fraction or equation keeps its value
     changed = re.sub(r"\d+", lambda found: str(int(found.group()) + next(more)), answer)
     return changed if changed != answer else f"not {answer}"

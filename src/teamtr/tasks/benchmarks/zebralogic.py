@@ -1,14 +1,14 @@
-"""ZebraLogic: who lives where, and with what. The answer is a table in JSON, graded cell by cell.
+"""ZebraLogic: who lives where, and with what. The answer is a JSON table, graded cell by cell.
 
-Graded as the benchmark's own evaluator does: of the last complete ``{...}`` at top level (braces are counted wherever
-they stand, line breaks are taken out), the key ``solution`` holds a table ``House k`` -> attribute -> value. A cell is
-right when it equals the solution up to case and outer blanks; of a list, its first item counts. A puzzle is right when
-every cell is; a reply without such an object is ``unparsed``, and both earn nothing unless ``partial`` is set. Cell
-accuracy is reported beside (``cell_accuracy``). Where the benchmark takes the last of two values for one key, such an
-object is no answer here: it would state both.
+Graded as by the benchmark's own evaluator: in the last complete ``{...}`` at top level (braces in quotes count too,
+line breaks are removed), the key ``solution`` holds a table ``House k`` -> attribute -> value. A cell is right if it
+equals the solution up to case and outer blanks; of a list, its first item counts. A puzzle is right if every cell is. A
+reply without such an object is ``unparsed`` and earns nothing; a wrong table earns something only with ``partial``.
+Cell accuracy is reported as well (``cell_accuracy``). Of two values for one key, the benchmark takes the last; here
+such an object is not an answer, because it would state both.
 
-Sizes are ``houses*attributes``; the benchmark groups them by how many tables there are, (houses!) ** attributes: below
-a thousand small, below a million medium, below ten thousand million large, then xlarge.
+Sizes are ``houses*attributes``; the benchmark groups them by the number of possible tables, (houses!) ** attributes:
+below a thousand small, below a million medium, below ten billion large, otherwise xlarge.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ and nothing left out:
 
 @task("zebralogic")
 class ZebraLogic(Benchmark):
-    """Rows hold ``puzzle``, ``solution`` (``{"header": ["House", ...], "rows": [["1", ...], ...]}``) and, if they like,
-    ``id``, ``size`` and a ``prompt`` of their own.
+    """Rows have ``puzzle``, ``solution`` (``{"header": ["House", ...], "rows": [["1", ...], ...]}``) and optionally
+    ``id``, ``size`` and ``prompt``.
 
     Args:
         splits: the problems of each split.
         partial: the reward is the share of cells that are right, instead of 1 or 0 for the whole puzzle. Verdicts stay
             the same.
-        template: a file with the prompt, in which {puzzle} and {json_template} stand for themselves; ours otherwise.
+        template: a file with the prompt and the placeholders {puzzle} and {json_template}; by default our prompt.
     """
 
     class Config(BenchmarkConfig):
@@ -140,7 +140,7 @@ class ZebraLogic(Benchmark):
         return {"cell_accuracy": self.cell_accuracy(problem, reply)}
 
     def cell_accuracy(self, problem: Problem, reply: str) -> float:
-        """The share of the solution's cells that the reply has right; 0 when it has no table."""
+        """The share of the solution's cells that the reply has right; 0 if it has no table."""
         said = table_in(reply)
         return 0.0 if said is None else _share_right(problem.answer, said)
 
@@ -156,8 +156,8 @@ class ZebraLogic(Benchmark):
 
 
 def table_in(text: str) -> Table | None:
-    """The table that a reply states, every value in lower case and stripped; None when it states none. Never raises,
-    and takes time linear in the text."""
+    """The table that a reply states, every value in lower case and stripped; None if it states none. Never raises, and
+    takes time linear in the text."""
     stated = last_object(after_thinking(text))
     if stated is None:
         return None
@@ -176,9 +176,9 @@ def table_in(text: str) -> Table | None:
 
 
 def last_object(text: str) -> str | None:
-    """From the opening to the closing brace of the last ``{...}`` that is complete and inside no other.
+    """The last complete ``{...}`` that is inside no other.
 
-    Braces in quotes count too, as they do for the benchmark; a brace that is never closed hides all that follows it.
+    Braces in quotes count too, as in the benchmark; a brace that is never closed hides everything after it.
     """
     depth, start = 0, 0
     last = None
@@ -242,7 +242,7 @@ def _shape(solution: Table) -> tuple[int, int]:
 
 
 def _cell(value: Any) -> str | None:
-    """A value as it is compared. Numbers as they are written; what is neither text nor number is no answer."""
+    """A value as it is compared: text or a number as written, in lower case; None for anything else."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -12,7 +12,7 @@ SYSTEM = ("system", "developer")
 
 
 class Chat(NamedTuple):
-    """The user's text; the assistant's behind it, if there is one; and whether a system prompt was left out."""
+    """The user's text; the assistant's reply after it, if any; and whether a system prompt was left out."""
 
     prompt: str
     reply: str | None
@@ -20,14 +20,14 @@ class Chat(NamedTuple):
 
 
 def is_chat(value: Any) -> bool:
-    """Whether this is a list of messages."""
+    """Whether a value is a list of chat messages."""
     return (
         isinstance(value, list | tuple) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
     )
 
 
 def read_chat(messages: Sequence[Mapping[str, Any]], where: str) -> Chat:
-    """What a conversation asks. Raises DataError where it is more than one question, or holds more than text."""
+    """The question that a conversation asks. Raises DataError if it has several, or content other than text."""
     roles = [str(message["role"]) for message in messages]
     texts = [_text(message.get("content"), f"{where}, message {k + 1}") for k, message in enumerate(messages)]
     asked = [k for k, role in enumerate(roles) if role == "user"]
@@ -46,7 +46,7 @@ def read_chat(messages: Sequence[Mapping[str, Any]], where: str) -> Chat:
 
 
 def _text(content: Any, where: str) -> str:
-    """A message's text, or that of all its parts."""
+    """A message's text, or the joined text of its parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):

@@ -1,4 +1,4 @@
-"""How answers to your own data are graded: by a rule of ours, by your function, and by more functions beside it."""
+"""Graders for your own data: a built-in rule or your function, plus additional reward functions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from teamtr.types import Problem, Verdict
 PYTHON = "python:"
 GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
 IN_PROCESS = ("exact", "number")
-"""Graders of ours that run no code of anybody's and need no worker."""
+"""Built-in graders that run no user code and need no worker."""
 GIVEN = ("prompts", "completions", "conversations")
-"""What a Python reward is given besides the columns of the data."""
+"""What a Python reward gets besides the columns of the data."""
 
 Episodes = Sequence[tuple[Problem, str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
 class ExtraReward:
-    """A function whose rewards are added to the grader's, ``weight`` times."""
+    """A function whose rewards, times ``weight``, are added to the grader's."""
 
     function: str
     weight: float = 1.0
 
 
 class _Judged(NamedTuple):
-    """What the grader itself says: a verdict, and the value that its reward comes from."""
+    """The result of the grader itself: a verdict, and the value that its reward comes from."""
 
     verdict: Verdict
     value: Value
@@ -45,8 +45,8 @@ class _Judged(NamedTuple):
 class AnswerGrader:
     """Grades answers to rows with these columns.
 
-    The grader decides what is right; its reward and those of ``extra`` functions, each with its weight, are added up.
-    ``failures`` counts what graders did wrong, by message.
+    The grader decides what is right. Its reward and those of ``extra`` functions, each times its weight, are added up.
+    ``failures`` counts the failures of graders, by message.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class AnswerGrader:
             raise UserError(f"two rewards are called {twice[0]!r}: give their functions different names")
 
     def grade(self, episodes: Episodes) -> list[Verdict]:
-        """Crashed and late graders earn 0 and are counted; a reward that is not a finite number stays ``nan``, so that
-        its group is left out of training."""
+        """A grader that crashes or times out is counted and gives 0. A reward that is not finite becomes ``nan``, so
+        that its group is left out of training."""
         judged = self._judge(episodes)
         added = [self._submit(setup, episodes) for _, setup in self._extra]
         return [
@@ -100,7 +100,7 @@ class AnswerGrader:
         told = made if made.is_personal or len(parts) > 1 else None
         return Verdict(verdict.kind, reward, verdict.extracted, told)
 
-    # -- what decides -----------------------------------------------------------------------------------------
+    # -- the grader -------------------------------------------------------------------------------------------
 
     def _choose(self, grader: str, pattern: str | None) -> Callable[[Episodes], list[_Judged]]:
         if (grader == "regex") != (pattern is not None):
@@ -134,7 +134,7 @@ class AnswerGrader:
     # -- Python rewards ---------------------------------------------------------------------------------------
 
     def _loaded(self, function: str) -> dict[str, Any]:
-        """The setup of a function that can be loaded."""
+        """Check that the workers can load a function; returns its setup."""
         file, _, name = function.removeprefix(PYTHON).rpartition(":")
         if not file.endswith(".py") or not name.isidentifier():
             raise UserError(f"a Python reward is named python:path/to/file.py:function, got {function!r}")
@@ -161,12 +161,12 @@ class AnswerGrader:
 
 
 def function_name(function: str) -> str:
-    """What a part of the reward is called: the function of python:FILE:FUNCTION."""
+    """The name of a part of the reward: the function in python:FILE:FUNCTION."""
     return function.rpartition(":")[2]
 
 
 def reward_folders(grader: str, extra: Sequence[ExtraReward]) -> tuple[Path, ...]:
-    """The folders of all Python rewards' files."""
+    """The folders of the files of all Python rewards."""
     named = [each for each in (grader, *(one.function for one in extra)) if each.startswith(PYTHON)]
     return tuple(dict.fromkeys(Path(each.removeprefix(PYTHON).rpartition(":")[0]).resolve().parent for each in named))
 

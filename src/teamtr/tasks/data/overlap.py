@@ -1,4 +1,4 @@
-"""Problems that stand both in training and in evaluation data: word for word, or nearly so."""
+"""Finds problems that occur in both training and evaluation data: word for word, or nearly so."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WORDS = 5  # in a row: what two texts have in common is counted in these
-NEARLY = 0.6  # of the runs of words that either has, so many in both
+WORDS = 5  # words per run; overlap is counted in runs
+NEARLY = 0.6  # runs in both texts, as a share of the runs in either
 
 _OTHER = re.compile(r"[\W_]+")
 _WORD = re.compile(r"[^\W\d_]+|\d")
@@ -16,7 +16,7 @@ _WORD = re.compile(r"[^\W\d_]+|\d")
 
 @dataclass(frozen=True)
 class Overlap:
-    """Positions of training texts, each with the position of the evaluation text that it repeats."""
+    """Positions of training texts, each mapped to the position of the evaluation text that it repeats."""
 
     exact: dict[int, int]
     near: dict[int, int]
@@ -34,12 +34,12 @@ class Overlap:
 
 
 def folded(text: str) -> str:
-    """Letters and digits only, case folded: equal for texts that differ in typography alone."""
+    """Letters and digits only, case-folded: equal for texts that differ in typography alone."""
     return _OTHER.sub("", text.casefold())
 
 
 def find_overlap(training: Sequence[str], evaluation: Sequence[str]) -> Overlap:
-    """Which training texts are an evaluation text up to typography, and which share most runs of words with one."""
+    """Which training texts equal an evaluation text up to typography, and which share most runs of words with one."""
     exact_places = {folded(text): place for place, text in enumerate(evaluation)}
     runs_of = [_runs(text) for text in evaluation]
     places_with: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)

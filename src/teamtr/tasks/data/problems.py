@@ -1,4 +1,4 @@
-"""Problems of rows: which column is the question and which the answer, what is private, and what columns are called."""
+"""Makes problems of rows: finds the columns of question and answer, renames columns, and sets private text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ANSWER_KEYS = ("answer", "solution", "target")
 class ProblemReader:
     """Makes problems of rows.
 
-    ``columns`` gives columns other names before anything else is looked for, NEW: COLUMN, where COLUMN may name a field
-    of a nested column (``reward_model.ground_truth``). ``without_system`` counts questions in chat format whose system
-    prompt was left out.
+    ``columns`` renames columns before anything else is read, as NEW: COLUMN, where COLUMN may name a field of a nested
+    column (``reward_model.ground_truth``). ``without_system`` counts questions in chat format whose system prompt was
+    left out.
     """
 
     question: str | None = None
@@ -38,7 +38,7 @@ class ProblemReader:
     _seen: Counter[str] = field(default_factory=Counter)
 
     def problems(self, source: str | Path) -> Iterator[Problem]:
-        """Those of a file, a folder or a data set of the hub; the first row says which columns are meant."""
+        """The problems of a file, a folder or a hub dataset; the first row decides which columns are used."""
         rows = [self._renamed(row) for row in read_rows(source)]
         if not rows:
             raise DataError(f"{source}: empty; it needs at least one row with a question and an answer")
@@ -46,7 +46,7 @@ class ProblemReader:
         return (self._problem(row, question, answer) for row in rows)
 
     def problem(self, row: Row) -> Problem:
-        """That of a row which stands for itself."""
+        """The problem of a single row, which decides by itself which columns are used."""
         row = self._renamed(row)
         return self._problem(row, *self._chosen(row))
 
@@ -63,7 +63,7 @@ class ProblemReader:
         return Row(row.where, {**cells, **found})
 
     def _chosen(self, row: Row) -> tuple[str, str | None]:
-        """The columns of question and answer; no answer where none is needed, or the question brings it along."""
+        """The columns of question and answer; no answer column if none is needed or the question's chat has it."""
         question = _column(row, self.question, "question", QUESTION_KEYS)
         given = self.answer is not None or any(key in row.cells for key in ANSWER_KEYS)
         brought = is_chat(row.cells[question])
@@ -79,7 +79,7 @@ class ProblemReader:
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{row.where}: {question!r} must be text, found {shown(text)}")
         right = reply if answer is None else _cell(row, answer)
-        # Without a column of it, a reward function would not know the answer that the conversation brings along.
+        # Without this column, a reward function would not get the answer that is part of the conversation.
         brought = {"answer": reply} if answer is None and reply is not None else {}
         if self.needs_answer and not isinstance(right, str | int | float):
             which = repr(answer) if answer is not None else "the assistant's message"
@@ -100,7 +100,7 @@ class ProblemReader:
 
 
 def _field(row: Row, path: str) -> Any:
-    """The column of this name, or else the field of a nested one."""
+    """The column of this name, or else the field of a nested column."""
     if path in row.cells:
         return row.cells[path]
     found: Any = row.cells

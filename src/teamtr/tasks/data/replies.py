@@ -1,8 +1,8 @@
-"""Replies that are stored in a file, graded: ``teamtr grade``.
+"""Grades replies that are stored in a file: ``teamtr grade``.
 
 A row has ``response``, the reply, and says which problem it answers: by ``id``, looked up in data files, or by the
-problem's own fields. A benchmark that stores its replies in another form reads them itself (``Benchmark.stored``). A
-row goes out as it came in, with ``verdict``, ``reward`` and ``extracted`` added.
+problem's own fields. A benchmark that stores its replies in another form parses them itself (``Benchmark.stored``). A
+row is written as it was read, with ``verdict``, ``reward`` and ``extracted`` added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS_AT_A_TIME = 512
 
 
 class Trials(NamedTuple):
-    """How often one problem was tried, and how many of these replies are right."""
+    """The number of replies to one problem, and how many of them are right."""
 
     tried: int
     right: int
@@ -38,20 +38,20 @@ class Trials(NamedTuple):
 
 @dataclass
 class Graded:
-    """What came of a file."""
+    """The result of grading a file."""
 
     rows: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     reward: float = 0.0
     """Sum of the finite rewards."""
     warnings: tuple[str, ...] = ()
-    """What the task says of its own grader and data."""
+    """The task's warnings about its grader and data."""
     trials: dict[tuple[str, str], Trials] = field(default_factory=dict)
-    """Of every problem, by its id and prompt."""
+    """By the id and prompt of the problem."""
     failures: Counter[str] = field(default_factory=Counter)
-    """How often each failure of the grader came up."""
+    """How often each failure of the grader occurred."""
     printed: str = ""
-    """The beginning of what the grader printed."""
+    """The beginning of the grader's output."""
 
     @property
     def accuracy(self) -> float:
@@ -78,16 +78,16 @@ def grade_file(
     data: Sequence[Source] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Graded:
-    """Grade every row of ``responses`` as this benchmark does and write it to ``out``, in the same order. ``options``
-    are those of the task, as its section of a team file has them.
+    """Grade every row of ``responses`` with this benchmark and write it to ``out``, in the same order. ``options`` are
+    those of the task, as in its section of a team file.
 
-    A row that cannot be used is an error that names its line, and then nothing is written.
+    A row that cannot be used raises an error that names its line, and nothing is written.
     """
     task = _task(name, data, options or {})
     try:
         with to_be_had():
             known = Known(task, data) if data and not task.needs_data_to_grade else _brought_along(task)
-            rows = read_rows(responses, half_characters=True)  # as some servers cut a reply
+            rows = read_rows(responses, half_characters=True)  # some servers cut a reply there
         graded = Graded(warnings=task.warnings)
         with whole_file(out) as file:
             for row, problem, verdict in _graded(task, known, rows):
@@ -116,10 +116,10 @@ class _Named(NamedTuple):
 
 
 class Known:
-    """The problems of data files, by what rows call them: their own id, or the id that the task makes of it.
+    """The problems of data files, by the names that rows of replies use: the id in the data row, or the task's own id.
 
-    In one file the second problem of a name is called NAME-2, as the tasks call it. The same name in two files is
-    told apart by what the row says of the problem's labels (``domain: mystery_blocksworld``), or else refused.
+    Within one file, the second problem of a name is called NAME-2, as tasks do. A name that occurs in two files is
+    resolved by the problem's labels, if the row has them (``domain: mystery_blocksworld``), or else refused.
     """
 
     def __init__(self, task: Benchmark, data: Sequence[Source]) -> None:
@@ -136,7 +136,7 @@ class Known:
                 self._by_name.setdefault(name, []).append(named)
 
     def decides(self, name: str) -> bool:
-        """Whether a row that names this problem is about one of these, whatever else it says."""
+        """Whether a row with this name must be about one of these problems, whatever its other fields are."""
         return bool(self._by_name)
 
     def find(self, name: str, row: Row) -> Problem:
@@ -159,8 +159,8 @@ class Known:
 
 
 class _Questions(Known):
-    """Those that a family of reasoning-gym makes by itself, made when the first is asked for by its id. A row's own
-    fields go first: other settings make other questions of the same name."""
+    """The problems that a family of reasoning-gym generates, generated when the first is looked up by id. A row's own
+    fields take precedence: other settings generate other questions of the same name."""
 
     def __init__(self, task: Benchmark) -> None:
         super().__init__(task, ())
@@ -176,13 +176,13 @@ class _Questions(Known):
     def _make(self) -> None:
         if not self._by_name:
             for split in ("train", "test"):
-                with suppress(UserError):  # it may have but one of them
+                with suppress(UserError):  # it may have only one of them
                     for problem in self._task.problems(split):
                         self._by_name[problem.id] = [_Named(problem, self._files)]
 
 
 class _OwnProblems(_Questions):
-    """Those of a class that brings its own: an id of theirs decides, as that class may make a problem of any row."""
+    """The problems that a class provides itself. A known id decides, because the class may accept any row."""
 
     def any(self) -> bool:
         self._make()
@@ -194,14 +194,14 @@ class _OwnProblems(_Questions):
 
 
 class _ProblemsOfData(_OwnProblems):
-    """Those of a task that was made with its data: there are no others."""
+    """The problems of a task that was built with its data; there are no others."""
 
     def decides(self, name: str) -> bool:
         return True
 
 
 def _brought_along(task: Benchmark) -> Known:
-    """The problems that a task has without data files, or was made with."""
+    """The problems that a task has without data files, or was built with."""
     if task.needs_data_to_grade:
         return _ProblemsOfData(task)
     if isinstance(task, Gym):
@@ -211,7 +211,7 @@ def _brought_along(task: Benchmark) -> Known:
 
 
 def _stated(task: Benchmark, cells: Mapping[str, Any], where: str) -> Problem:
-    """The problem that a row states. Raises DataError, also where a person's own class looks no row over."""
+    """The problem that a row states. Raises DataError, even if a user's class fails with another error."""
     try:
         return task.problem(cells, where)
     except UserError:

@@ -1,4 +1,4 @@
-"""Rows of data: jsonl, a JSON list, csv, parquet, a folder of them, or a dataset of the hub, each with its place."""
+"""Reads rows, each with its location, from jsonl, a JSON list, csv, parquet, a folder of them, or a hub dataset."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from teamtr.settings.paths import DATA_SUFFIXES
 from teamtr.text import shown
 
 LONGEST_LINE = 64 << 20
-"""Bytes of a row."""
+"""Maximum bytes of a row."""
 
 
 class DataError(UserError):
-    """A data file that cannot be used as it is; says where and what to do."""
+    """A data file that cannot be used as it is; the message says where and what to do."""
 
 
 class NoSuchData(DataError, FileNotFoundError):
-    """There is no file where the data should be."""
+    """The data file does not exist."""
 
     def __init__(self, file: Path) -> None:
         beside = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
@@ -37,12 +37,12 @@ class NoSuchData(DataError, FileNotFoundError):
 
 
 class NeedsPackage(DataError, ImportError):
-    """The data can be read, but not without a package that is not installed."""
+    """Reading the data needs a package that is not installed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it stands: ``where`` begins every error about it."""
+    """One row and its location: ``where`` begins every error about it."""
 
     where: str
     cells: Mapping[str, Any]
@@ -55,10 +55,10 @@ _OTHER_KINDS = ("image", "image_url", "input_image", "audio", "input_audio", "vi
 
 
 def read_rows(source: str | Path, *, half_characters: bool = False) -> Iterator[Row]:
-    """The rows of a local file, of all data files in a folder, or of a data set of the hub: ``owner/name``,
-    ``owner/name:split``, ``owner/name:configuration:split``. What is here goes first.
+    """The rows of a local file, of all data files in a folder, or of a hub dataset: ``owner/name``,
+    ``owner/name:split``, ``owner/name:configuration:split``. Local files take precedence.
 
-    ``half_characters``: take text in which half of a surrogate pair stands alone, which no model can be given.
+    ``half_characters``: accept text with a lone surrogate, which no model can be given.
     """
     file = Path(source)
     if file.is_dir():
@@ -83,7 +83,7 @@ def read_rows(source: str | Path, *, half_characters: bool = False) -> Iterator[
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The data files in a folder, by name; those in folders below it are not looked for."""
+    """The data files in a folder, sorted by name; subfolders are not searched."""
     found = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     files = [file for file in found if file.suffix.lower() in DATA_SUFFIXES]
     if not files:
@@ -93,7 +93,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def splits_in(folder: Path) -> dict[str, Path] | None:
-    """The files of a folder that are called ``train...`` and ``test...``; None where none is. Raises DataError where
+    """The files of a folder that are called ``train...`` and ``test...``; None if there are none. Raises DataError if
     it is not clear which file is for what."""
     files = data_files(folder)
     named = {split: [file for file in files if file.name.lower().startswith(split)] for split in ("train", "test")}
@@ -115,7 +115,7 @@ def _folder_rows(folder: Path, half_characters: bool) -> Iterator[Row]:
 
 
 def _csv_rows(file: Path) -> Iterator[Row]:
-    """Cells are text, named by the first line."""
+    """Rows of text cells, whose columns the first line names."""
     tabs = file.suffix.lower() == ".tsv"
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -148,7 +148,7 @@ def _check_header(file: Path, header: list[str]) -> None:
 
 
 def image_refusal(column: str, value: Any) -> str | None:
-    """Why this value cannot be used, where it is an image (or a sound, or a film) or names one; None for all else."""
+    """Why a value cannot be used, if it is an image (or audio, or video) or names one; None for anything else."""
     kind = "an image"
     match value:
         case {"type": str(said)} if said in _OTHER_KINDS:
@@ -196,7 +196,7 @@ def _jsonl_rows(file: Path, half_characters: bool) -> Iterator[Row]:
 
 
 def read_json_file(file: Path, *, half_characters: bool = False) -> Any:
-    """What a JSON file holds; a DataError with the place of what is wrong with it."""
+    """The content of a JSON file. Raises DataError with the position of an error."""
     try:
         return read_json(file.read_bytes().decode("utf-8-sig"), half_characters=half_characters)
     except UnicodeDecodeError as error:
@@ -208,7 +208,7 @@ def read_json_file(file: Path, *, half_characters: bool = False) -> Any:
 
 
 def _advice(error: NotJson) -> str:
-    """What to do about JSON beyond the bounds."""
+    """Advice for JSON that exceeds the bounds."""
     return "write the character itself" if "surrogate" in error.why else "store it as text"
 
 
@@ -264,7 +264,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def _plain(value: Any, where: str, depth: int = 1) -> Any:
-    """The value as JSON can hold it: it travels to the graders and into the record of episodes."""
+    """The value as plain JSON, because it is sent to graders and stored in the record of episodes."""
     if depth > DEEPEST:
         raise DataError(f"{where}: nested deeper than {DEEPEST}: store it as text")
     if refused := image_refusal("", value):

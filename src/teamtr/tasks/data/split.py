@@ -1,5 +1,4 @@
-"""Which problems are for training and which are held out: by a hash of what names them, so that nobody changes sides
-when rows are added."""
+"""Splits problems into train and test by a hash of a key, so that no problem changes sides when rows are added."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ def unit_hash(text: str) -> float:
 
 
 def digest(text: str) -> str:
-    """Twelve hexadecimal digits that name a text, for rows without an id."""
+    """Twelve hexadecimal digits that identify a text, for rows without an id."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def hold_out(
     problems: Iterable[Problem], share: float, key: Callable[[Problem], str]
 ) -> dict[str, tuple[Problem, ...]]:
-    """Two splits; ``test`` has the problems whose key hashes below ``share``: none for 0, all for 1."""
+    """Two splits; ``test`` has the problems whose key's hash is below ``share``: none for 0, all for 1."""
     if not 0 <= share <= 1:
         raise UserError(f"held_out is a share from 0 to 1, got {share}")
     every = tuple(problems)

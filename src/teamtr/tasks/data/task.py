@@ -1,4 +1,4 @@
-"""Your own data: questions and answers as you have them, and four ways to grade.
+"""Your own data: questions and answers, and four ways to grade them.
 
 DataTask("sums.jsonl", grader="number")
 DataTask("sums.jsonl", grader="regex", pattern=r"#### (.+)")
@@ -35,9 +35,9 @@ from teamtr.text import shown
 from teamtr.types import Problem, Transcript, Turn, Verdict
 
 HELD_OUT = 0.1
-"""Share of one source that is held out, unless a team file says otherwise."""
+"""Share of a single source that is held out, unless a team file says otherwise."""
 STORED = "team"
-"""Who said a reply that was stored, as reward functions are told."""
+"""The author of a stored reply, as reward functions see it."""
 ContainerKind = Literal["none", "bubblewrap"]
 
 
@@ -71,36 +71,36 @@ class DataTask(Benchmark):
     """Problems from files, folders or the hub, graded by rule or by your own function.
 
     Args:
-        path: one source; ``held_out`` of its questions become the test split. Of a folder with a file ``train...`` and
-            a file ``test...`` these are the splits.
-        split_files: instead of ``path``, a source for each split: ``{"train": ..., "test": ...}``; none at all where
-            replies to other problems are to be graded.
-        held_out: share of questions in the test split. A question's side depends on its text alone, so that it
-            keeps it when rows are added.
-        question: its column; by default the first of ``prompt``, ``question``, ``problem``, ``messages`` that is there.
+        path: one source; a share ``held_out`` of its questions becomes the test split. In a folder with a file
+            ``train...`` and a file ``test...``, these are the splits.
+        split_files: instead of ``path``, a source per split: ``{"train": ..., "test": ...}``; empty to grade replies
+            to other problems.
+        held_out: share of questions in the test split. A question's split depends on its text alone, so it does not
+            change when rows are added.
+        question: its column; by default the first of ``prompt``, ``question``, ``problem``, ``messages`` that exists.
             It holds text, or messages in chat format.
-        answer: its column; by default the first of ``answer``, ``solution``, ``target``, or else what the assistant
-            says in the question's messages. May be absent from the data when a Python reward grades.
-        columns: other names for columns, NEW: COLUMN; a COLUMN may be a field of a nested one.
+        answer: its column; by default the first of ``answer``, ``solution``, ``target``, or else the assistant's reply
+            in the question's messages. May be absent from the data if a Python reward grades.
+        columns: other names for columns, NEW: COLUMN; COLUMN may be a field of a nested column.
         private: for each agent named here, the column shown to it alone.
         grader: ``exact`` (up to case and white space), ``number`` (the last number of the text), ``regex`` (the
-            group of ``pattern`` in its last match), or ``python:file.py:function``. The first three read what follows
-            the thinking; a Python reward is given the whole reply, thinking and all.
+            group of ``pattern`` in its last match), or ``python:file.py:function``. The first three read the text after
+            the reasoning; a Python reward gets the whole reply, reasoning included.
         pattern: for ``regex``, with exactly one group.
-        threshold: the reward from which a Python reward's verdict is "right".
-        rewards: functions whose rewards are added to the grader's, each with its weight. They do not change what is
+        threshold: a Python reward of at least this makes the verdict "right".
+        rewards: functions whose rewards are added to the grader's, each times its weight. They do not change what is
             right.
         grade_early: a Python reward judges every completion by itself, so that some may be graded while others are
-            still sampled. A ``regex`` does so anyway.
+            still sampled. ``regex`` without ``rewards`` is always graded early.
         seconds_per_item, workers, memory_bytes: of the killable workers that run ``regex`` and ``python``.
-        container: what those workers run in, ``none`` or ``bubblewrap``: there is no network there, and nothing to
-            read but Python, its packages and the folder of the Python reward.
+        container: what those workers run in, ``none`` or ``bubblewrap``. The latter has no network and can read only
+            Python, its packages and the folder of the Python reward.
 
     Attributes:
-        warnings: what is odd in the data though usable, such as a question with two different answers.
-        failures: how often each message came from a grader that crashed, was late or gave a reward not finite.
-        agents: empty: any team can be given the questions.
-        reward_range: 1 for right or wrong; None for a Python reward, whose range nobody states.
+        warnings: oddities of the data that do not prevent its use, such as a question with two different answers.
+        failures: how often a grader crashed, timed out or gave a reward that is not finite, by message.
+        agents: empty: any team can answer the questions.
+        reward_range: 1 for right or wrong; None with Python rewards, whose range is unknown.
     """
 
     class Config(BenchmarkConfig):
@@ -158,7 +158,7 @@ class DataTask(Benchmark):
             return {**super().arguments(context), "rewards": rewards}
 
         def _settle(self) -> None:
-            """Write out the share of one source that is held out."""
+            """Fill in the default share that is held out of ``path``."""
             if self.path is not None and self.held_out is None:
                 object.__setattr__(self, "held_out", HELD_OUT)
 
@@ -184,7 +184,7 @@ class DataTask(Benchmark):
                 yield Refusal(("task", "container"), message, (("task", "grader"), ("task", "container")))
 
         def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
-            """Private columns must belong to somebody."""
+            """Private columns must belong to agents of the team."""
             for name in self.private:
                 if name not in team.names:
                     message = f"task.private names no agent {show(name)}{hint(name, team.names, 'the agents are')}"
@@ -247,7 +247,7 @@ class DataTask(Benchmark):
             return made
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        # Without data of its own every call may bring problems with other columns.
+        # Without data of its own, every call may have problems with other columns.
         grader = self._grader or self._make_grader(columns=_columns([problem for problem, _, _ in episodes]))
         return grader.grade(episodes)
 
@@ -292,7 +292,7 @@ class DataTask(Benchmark):
         hashes = sorted({unit_hash(p.prompt) for p in every})
         if len(hashes) < 2:
             raise DataError(f"{path}: at least two different questions are needed, one to train on and one held out")
-        # In a small file all hashes may fall on one side: then the nearest question goes to the other.
+        # In a small file, all hashes may be on one side; the nearest question then goes to the other.
         limit = min(max(held_out, math.nextafter(hashes[0], 1.0)), hashes[-1])
         return {
             "train": tuple(p for p in every if unit_hash(p.prompt) >= limit),

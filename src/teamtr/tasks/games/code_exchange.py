@@ -1,7 +1,7 @@
-"""Code exchange: two agents each see half of a code, the third must say it all.
+"""Code exchange: two agents each see half of a code, and the third must say all of it.
 
-Nobody can solve it alone, and a message that carries no information caps the team at chance: the smallest task on
-which a team has to invent a protocol.
+No agent can solve it alone, and messages without information leave the team at chance: the smallest task on which a
+team has to invent a protocol.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class CodeExchange(Task):
     its partners in training and the fourth only in the test.
 
     Args:
-        symbols: the alphabet, told apart without regard to case.
+        symbols: the alphabet; case is ignored.
         half_length: symbols that each of ``left`` and ``right`` sees.
-        seed: of the split, and of the selection when there are more than 4096 codes.
+        seed: of the split, and of the selection if there are more than 4096 codes.
         held_out: share of codes in the test split, rounded to a whole number of partners per half.
         partial_credit: an answer of the right length earns the share of its positions that are right.
-        skill: share of letters in format examples that are the right ones; the rest are drawn at random.
+        skill: share of letters in format examples that are right; the rest are drawn at random.
     """
 
     class Config(TaskConfig):
@@ -76,14 +76,14 @@ class CodeExchange(Task):
                 yield Refusal(("task", "half_length"), message, (("task", "symbols"), ("task", "half_length")))
 
         def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
-            """The speaker must answer, and every message have room for its letters."""
+            """The speaker must answer, and every message must have room for its letters."""
             if set(team.names) != {"left", "right", "speaker"}:
                 message = f"task code needs the agents left, right and speaker, got {', '.join(team.names)}"
                 yield Refusal(("team", "agents"), message, at_key=True)
                 return
             answering = team.closing if team.answer == "last" else (team.answer,)
             wrong = [word for word in answering if word in ("left", "right", "majority")]
-            if wrong:  # a name of nobody is the team's own mistake
+            if wrong:  # unknown names are reported elsewhere
                 message = f'task code is answered by the speaker, but team.answer gives the word to "{wrong[0]}"'
                 yield Refusal(("team", "answer"), message, (("team", "answer"), ("team", "router", "order")))
             for i, agent in enumerate(team.agents):
@@ -117,11 +117,11 @@ class CodeExchange(Task):
         return [self._grade_one(str(problem.answer), answer) for problem, answer, _ in episodes]
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """``count`` messages to imitate, the agents in turn.
+        """``count`` messages to imitate, from the agents in turn.
 
-        With ``skill`` 0 they teach an untrained model *how* a message looks and nothing of *what* to say: every
-        letter is drawn without looking at the problem or at what was said before. With more, that share of letters
-        is right: a model taught so starts as a base model does that follows an instruction now and then.
+        With ``skill`` 0 they teach an untrained model the form of a message and nothing of its content: every letter
+        is drawn regardless of the problem and of earlier messages. Otherwise, that share of letters is right, and a
+        model trained on them starts like a base model that follows an instruction now and then.
         """
         train = self._splits["train"]
         examples: list[FormatExample] = []

@@ -1,7 +1,7 @@
-"""Look-up: a question names a key, and only a tool can tell the value that stands under it.
+"""Lookup: a question names a key, and only a tool can return its value.
 
-Every problem has a table of its own, so that nothing can be known by heart. One agent calls the tool, the other reads
-the result and says the value: the smallest task that cannot be solved without a tool.
+Tables differ between problems, and those of the test split are not used in training, so nothing can be memorized. One
+agent calls the tool, the other reads the result and says the value: the smallest task that needs a tool.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Lookup(Task):
 
     Args:
         keys: one character each.
-        values: one character each, told apart without regard to case.
-        tables: how many tables there are; a quarter of them is held out, with all their questions.
+        values: one character each; case is ignored.
+        tables: number of tables; a quarter of them is held out, with all their questions.
         seed: of the tables.
-        skill: share of the asker's examples, which warm up the tiny model, that ask for the right key. The others ask
-            for the one that follows it: a model taught so reads the question, and has to learn what to ask for.
-        reading_skill: share of the answerer's examples that say what the tool said.
+        skill: share of the asker's examples for the tiny model's warm-up that look up the right key. The others look up
+            the next key: a model trained on them reads the question, and has to learn which key to look up.
+        reading_skill: share of the answerer's examples that repeat the tool's result.
     """
 
     class Config(TaskConfig):
@@ -131,7 +131,7 @@ class Lookup(Task):
         ]
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """``count`` messages to imitate, the agents in turn: some are right, the others right in their form alone."""
+        """``count`` messages to imitate, from the agents in turn: some are right, the others in form only."""
         train, examples = self._splits["train"], list[FormatExample]()
         for i in range(count):
             problem = train[rng.integers(len(train))]

@@ -1,6 +1,6 @@
 """Roles: a blind round in which exactly one of n agents must volunteer.
 
-The agents are alike, see nothing of each other's message, and must still divide roles: the task on which training
+The agents are alike, do not see each other's messages, and must still divide roles: the task on which training
 from stale episodes hurts most (``teamtr lab roles``). Its problems have no content, so the test split
 differs from the training split in name only.
 """
@@ -28,8 +28,8 @@ class Roles(Task):
     """ "1" volunteers, "0" does not; the last message of each agent counts.
 
     Args:
-        agents: how many, named ``a1`` ... ``an``.
-        tags: with more than one, prompts carry one of this many letters that mean nothing.
+        agents: number of agents, named ``a1`` ... ``an``.
+        tags: with more than one, prompts carry one of this many meaningless letters.
         train: problems in the training split.
         test: problems in the test split.
         volunteer_share: how often a format example says "1".
@@ -57,9 +57,9 @@ class Roles(Task):
     reward_range = 1.0
     VOLUNTEER: ClassVar[str] = "1"
     ABSTAIN: ClassVar[str | None] = "0"
-    """None: whoever does not say exactly the other word abstains."""
+    """None: every message that is not exactly ``VOLUNTEER`` abstains."""
     alphabet = "01"
-    silence = "0"  # who says nothing does not volunteer
+    silence = "0"  # silent agents do not volunteer
     grades_conversation = True
 
     def __init__(
@@ -80,11 +80,11 @@ class Roles(Task):
         super().__init__({"train": every[:train], "test": every[train:]})
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        """Looks at what every agent said; the team's answer as such means nothing here."""
+        """Grade the messages of all agents; the team's answer is ignored."""
         return [self._grade_one(problem, texts) for problem, _, texts in episodes]
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """``count`` messages of the right form, the agents in turn, each a coin that looks at nothing."""
+        """``count`` messages of the right form, from the agents in turn, each drawn regardless of the problem."""
         train = self._splits["train"]
         return [
             (

@@ -1,7 +1,7 @@
-"""Sums: whole numbers to add, made by code, for teams of models that can already write.
+"""Sums: generated additions of whole numbers, for teams of models that can already write.
 
-A small instruct model gets some of them right and not most, which is where a team has something to learn; nothing
-has to be downloaded, and the answer to any sum is known.
+A small instruct model gets some of them right but not most, so a team has something to learn. Nothing has to be
+downloaded, and every answer is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AR-Bench: three interactive games, and whoever plays their other roles."""
+"""AR-Bench: three interactive games, and a player at an endpoint for their other roles."""
 
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers

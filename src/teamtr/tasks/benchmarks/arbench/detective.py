@@ -1,4 +1,4 @@
-"""AR-Bench, detective cases: five suspects, one of whom is the murderer; each round one of them is asked a question."""
+"""AR-Bench, detective cases: five suspects, one of them the murderer; each round the team questions one of them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Question(NamedTuple):
 
 def letter_in(text: str) -> str | None:
     """The last letter A to E in the rest of the line after the first "Answer:", as the benchmark's evaluator finds it:
-    capitals only, inside words too. None when there is none."""
+    capitals only, inside words too. None if there is none."""
     line = re.search(r"Answer:\s*(.*)", after_thinking(text))
     letters = re.findall(r"[A-E]", line[1]) if line else []
     return letters[-1] if letters else None
 
 
 def question_in(text: str, suspects: Sequence[str]) -> Question | None:
-    """Whom a message asks, and what. The suspect is the one named first: between the last "Suspect:" and "Question:",
-    or anywhere in a message without "Suspect:". The question is what follows the last "Question:", or the whole
-    message. What was thought before counts for nothing. None when either is missing."""
+    """The suspect that a message addresses, and the question. The suspect is the one named first: between the last
+    "Suspect:" and "Question:", or anywhere in a message without "Suspect:". The question is what follows the last
+    "Question:", or the whole message. Reasoning is ignored. None if either is missing."""
     text = after_thinking(text)
     *_, named = re.split(r"suspect:", text, flags=re.IGNORECASE)
     if named != text:
@@ -50,7 +50,7 @@ def question_in(text: str, suspects: Sequence[str]) -> Question | None:
 
 
 def _place_of(name: str, suspects: Sequence[str], text: str) -> int | None:
-    """Where the text first names this suspect, by full name or by a last name that no other has."""
+    """Where the text first names this suspect, by full name or by a last name that no other suspect has."""
     surname = name.split()[-1]
     shared = [other.split()[-1].casefold() for other in suspects].count(surname.casefold()) > 1
     found = re.search(
@@ -61,13 +61,13 @@ def _place_of(name: str, suspects: Sequence[str], text: str) -> int | None:
 
 @task("arbench:dc")
 class DetectiveCases(ArBench):
-    """``arbench:dc``. Right is the murderer's letter."""
+    """``arbench:dc``. The right answer is the murderer's letter."""
 
     kind: ClassVar[str] = "dc"
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """A row has ``initial_information`` (what the detective knows, suspects in the order of the letters),
-        ``suspects`` (what each of them knows and does) and ``label`` (the murderer's place in that order)."""
+        """A row has ``initial_information`` (what the detective knows, with suspects in the order of the letters),
+        ``suspects`` (what each of them knows and does) and ``label`` (the murderer's index in that order)."""
         known = row.get("initial_information")
         if not isinstance(known, Mapping):
             raise unusable(where, f"'initial_information' must be an object, found {shown(known)}")
@@ -122,7 +122,7 @@ class DetectiveCases(ArBench):
 
 @dataclass(frozen=True)
 class Interrogation:
-    """Suspects answer questions, each in its own role and remembering only what it was asked itself."""
+    """The environment: suspects answer questions, each in its own role and with only its own questions as history."""
 
     player: Player
     texts: Texts
@@ -173,7 +173,7 @@ def _people(row: Mapping[str, Any], key: str, fields: Sequence[str], where: str)
 
 
 def _background(known: Mapping[str, Any], suspects: Sequence[Mapping[str, str]], where: str) -> str:
-    """The case as the detective gets to know it."""
+    """The case as it is described to the detective."""
     victim = known.get("victim")
     if not isinstance(victim, Mapping):
         raise unusable(where, f"'victim' must be an object, found {shown(victim)}")

@@ -1,9 +1,9 @@
 """A player behind an OpenAI-compatible endpoint: ``POST {base_url}/chat/completions``, by the standard library alone.
 
-What may pass by itself (no connection, a timeout, 408, 409, 429 and every 5xx, an answer that is no JSON) is tried
-again a bounded number of times, ever more slowly; anything else is an error at once. A request has so much time in all,
-however slowly its answer drips, and an answer so many bytes. The seed is sent along, but only the server knows whether
-it honours it: a run that is killed and resumed is the same to the bit only if it does.
+Transient failures (no connection, a timeout, 408, 409, 429 and every 5xx, an answer that is not JSON) are retried a
+bounded number of times with growing pauses; anything else is an error at once. The time of a request is limited in
+total, however slowly its response arrives, and so is the size of the response. The seed is sent along, but the server
+need not honor it: a killed and resumed run is the same to the bit only if it does.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 class EndpointError(TeamTRError):
-    """The endpoint gave no answer that could be used."""
+    """The endpoint gave no usable answer."""
 
 
 class _Passing(Exception):
-    """A failure that may pass by itself; ``pause`` is how long the server asks to wait."""
+    """A transient failure; ``pause`` is the seconds that the server asks to wait."""
 
     def __init__(self, message: str, pause: float | None = None) -> None:
         super().__init__(message)
@@ -50,18 +50,18 @@ class _Passing(Exception):
 
 @dataclass(frozen=True)
 class EndpointPlayer:
-    """A chat model at an address.
+    """A chat model at an endpoint.
 
     Args:
         base_url: such as ``http://127.0.0.1:8000/v1``.
-        model: as the endpoint calls it.
-        key_variable: the environment variable that holds the key; None for an endpoint that asks for none.
-        max_tokens: of one answer.
-        temperature: of sampling; 0 is greedy.
-        timeout_seconds: for one whole request, but for looking its host up.
-        attempts: how often one prompt is tried before the run stops.
-        concurrency: requests under way at the same time.
-        sleep: how to wait between attempts.
+        model: its name at the endpoint.
+        key_variable: the environment variable that holds the key; None for an endpoint without one.
+        max_tokens: maximum tokens of one answer.
+        temperature: sampling temperature; 0 is greedy.
+        timeout_seconds: for one whole request, except the lookup of its host.
+        attempts: number of attempts per prompt before the run stops.
+        concurrency: maximum number of concurrent requests.
+        sleep: called to wait between attempts.
     """
 
     base_url: str
@@ -87,7 +87,7 @@ class EndpointPlayer:
             object.__setattr__(self, "_key", key)
 
     def answer(self, prompts: Sequence[ChatMessages], *, seed: int) -> list[str]:
-        """The answers in the order of the prompts. One that cannot be had stops all others: no new request is made."""
+        """The answers, in the order of the prompts. After one fails for good, no new request is made."""
         if not prompts:
             return []
         seeds = [seed_of(seed, "prompt", i) % 2**31 for i in range(len(prompts))]
@@ -99,7 +99,7 @@ class EndpointPlayer:
                 raise EndpointError(f"{self._url} was not asked: another request had failed")
             try:
                 return self._answer_one(prompt, seed, stopped)
-            except BaseException as error:  # told here: whoever waits for us may be slow to wake up
+            except BaseException as error:  # recorded here: the waiting thread may wake up late
                 errors.append(error)
                 stopped.set()
                 raise
@@ -164,7 +164,7 @@ class EndpointPlayer:
 def _names_a_host(url: str) -> bool:
     try:
         address = urllib.parse.urlsplit(url)
-        port_is_fine = address.port != 0  # reading it raises where it is no port
+        port_is_fine = address.port != 0  # reading an invalid port raises
     except ValueError:
         return False
     is_one_word = url.isprintable() and " " not in url
@@ -172,14 +172,14 @@ def _names_a_host(url: str) -> bool:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host, and turn a POST into a GET."""
+    """Refuses redirects, which would send the key to another host and turn a POST into a GET."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 class _Hurried(io.RawIOBase):
-    """A socket's file, read until the deadline: a socket's own timeout starts anew with every byte."""
+    """A socket's file with a deadline for all reads, because a socket's own timeout restarts with every byte."""
 
     def __init__(self, file: Any, end: socket.socket, deadline: float) -> None:
         self._file = file
@@ -206,7 +206,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _InTime(http.client.HTTPConnection):
-    """A connection that has ``timeout`` seconds for everything: each part gets what the ones before it left."""
+    """A connection with ``timeout`` seconds in total: each step gets what the steps before it left."""
 
     def __init__(self, host: str, /, *, timeout: float = 0.0, **options: Any) -> None:
         super().__init__(host, timeout=timeout, **options)
@@ -216,7 +216,7 @@ class _InTime(http.client.HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        self.sock.settimeout(_left(self._deadline))  # for all that is sent
+        self.sock.settimeout(_left(self._deadline))  # for sending the request
 
 
 class _InTimeAndSecret(_InTime, http.client.HTTPSConnection):
@@ -224,14 +224,14 @@ class _InTimeAndSecret(_InTime, http.client.HTTPSConnection):
 
 
 def _connected(deadline: float, address: tuple[str, int], *ignored: Any) -> socket.socket:
-    """A socket to the first of the host's addresses that answers."""
+    """A socket to the first of the host's addresses that accepts the connection."""
     failure = OSError("the host has no address")
     for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         made = socket.socket(family, kind, protocol)
         try:
             made.settimeout(_left(deadline))
             made.connect(place)
-            made.settimeout(_left(deadline))  # for the whole handshake, where there is one
+            made.settimeout(_left(deadline))  # for the whole TLS handshake, if there is one
             return made
         except OSError as error:
             made.close()
@@ -260,7 +260,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect, _Http, _Https)
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
-    """The body, which may not be longer than we can hold."""
+    """The body, of at most ``MAX_ANSWER_BYTES``."""
     body = response.read(MAX_ANSWER_BYTES + 1)
     if len(body) > MAX_ANSWER_BYTES:
         raise _Passing(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
@@ -268,7 +268,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 def _beginning(error: urllib.error.HTTPError) -> str:
-    """The first words of the page that came with an error, as far as it came."""
+    """The beginning of the body of an error response, as far as it arrived."""
     try:
         return on_terminal(error.read(300).decode(errors="replace").strip())
     except (OSError, http.client.HTTPException):
@@ -276,8 +276,8 @@ def _beginning(error: urllib.error.HTTPError) -> str:
 
 
 def _content(body: bytes) -> str:
-    """The text of the first choice; a model that says nothing (null) says the empty text. A character that was cut in
-    half is no reason to stop: no tokenizer takes it, so a replacement stands for it."""
+    """The text of the first choice; null is the empty text. A lone surrogate is not an error: it is replaced, because
+    no tokenizer accepts it."""
     try:
         content = read_json(body)["choices"][0]["message"]["content"]
     except (NotJson, KeyError, IndexError, TypeError):

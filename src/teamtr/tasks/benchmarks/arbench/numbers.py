@@ -1,4 +1,4 @@
-"""AR-Bench, guessing numbers: a secret of four different digits, and an exact answer to every guess."""
+"""AR-Bench, guessing numbers: a secret of four different digits, and exact feedback on every guess."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ DIGITS = "0123456789"
 
 
 class Feedback(NamedTuple):
-    """How many digits of a guess are in the right place, and how many occur but stand in the wrong place."""
+    """How many digits of a guess are in the right place, and how many occur in the secret but in another place."""
 
     right_place: int
     wrong_place: int
 
 
 def feedback(secret: str, guess: str) -> Feedback:
-    """Of four digits each; a digit of the guess is counted at most as often as it occurs in the secret."""
+    """The feedback on a guess; a digit of the guess is counted at most as often as it occurs in the secret."""
     right = sum(s == g for s, g in zip(secret, guess, strict=True))
     common = sum((Counter(secret) & Counter(guess)).values())
     return Feedback(right, common - right)
 
 
 def guess_in(text: str) -> str | None:
-    """The last four digits in a row, read from the left, as the benchmark's evaluator finds them: in "83621" it is
-    8362. None when there are none."""
+    """The last four consecutive digits, matched from the left, as the benchmark's evaluator finds them: in "83621" they
+    are 8362. None if there are none."""
     found = re.findall(r"\d{4}", after_thinking(text))
     return "".join(str(int(digit)) for digit in found[-1]) if found else None
 
 
 @task("arbench:gn")
 class GuessingNumbers(ArBench):
-    """``arbench:gn``. Right is the secret number, nothing else earns a reward."""
+    """``arbench:gn``. The right answer is the secret number; nothing else earns a reward."""
 
     kind: ClassVar[str] = "gn"
     alphabet = DIGITS
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """A row is ``{"answer": "0123"}``; also called ``number``, ``secret`` or ``true_number``."""
+        """A row is ``{"answer": "0123"}``; the key may also be ``number``, ``secret`` or ``true_number``."""
         value = next((row[key] for key in NUMBER_KEYS if key in row), None)
         number = str(value).zfill(4) if isinstance(value, str | int) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"[0-9]{4}", number) or len(set(number)) < 4:
@@ -90,7 +90,7 @@ class GuessingNumbers(ArBench):
 
 @dataclass(frozen=True)
 class NumberKeeper:
-    """Answers guesses; four digits in the right place win and end the episode."""
+    """The environment: gives feedback on guesses; a right one wins and ends the episode."""
 
     texts: Texts
 

@@ -1,5 +1,4 @@
-"""AR-Bench, situation puzzles: the story behind a strange situation, found by questions that a referee answers with
-Yes, No or Unknown."""
+"""AR-Bench, situation puzzles: find the story behind a strange situation by asking a referee yes-or-no questions."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ _ANSWERS = {"yes": "Yes", "no": "No", "unknown": "Unknown"}
 
 
 def character_f1(said: str, truth: str) -> float:
-    """F1 of the characters of two texts as bags, white space and case included: the benchmark's score.
+    """F1 of the characters of two texts as multisets, white space and case included: the benchmark's score.
 
-    It is graded and knows no order: a text of the same letters in another order has F1 1, and two unrelated stories
-    of the benchmark's length have about 0.85.
+    It gives partial credit and ignores order: a text of the same letters in another order has F1 1, and two unrelated
+    stories of the benchmark's length have about 0.85.
     """
     common = sum((Counter(said) & Counter(truth)).values())
     if common == 0:
@@ -49,11 +48,10 @@ _EVERYWHERE = frozenset(_COMMON_WORDS.split())
 
 
 def word_f1(said: str, truth: str) -> float:
-    """F1 of the longest sequence of words that both texts have in this order (ROUGE-L), without regard to case,
-    punctuation and the words that every story has: letters earn nothing, another story next to nothing. Linear in what
-    is said."""
+    """F1 of the longest common subsequence of words (ROUGE-L), ignoring case, punctuation and common words: letters
+    earn nothing, another story next to nothing. Takes time linear in the number of words said."""
     words, right = (re.findall(r"\w+", text.casefold()) for text in (said, truth))
-    if not _EVERYWHERE.issuperset(right):  # a story of such words alone is compared by them
+    if not _EVERYWHERE.issuperset(right):  # a story of common words alone is compared by them
         words, right = ([word for word in text if word not in _EVERYWHERE] for text in (words, right))
     common = _common_in_order(words, right)
     return 2 * common / (len(words) + len(right)) if common else 0.0
@@ -80,18 +78,18 @@ HACKABLE = (
 
 
 def story_in(text: str) -> str:
-    """What follows the thinking, without the marker that the benchmark's prompt asks for, and without differences of
-    white space."""
+    """The text after the reasoning, without the marker that the benchmark's prompt asks for, and with white space
+    normalized."""
     return " ".join(re.sub(r"^\s*(?:A|Answer):", "", after_thinking(text)).split())
 
 
 @task("arbench:sp")
 class SituationPuzzles(ArBench):
-    """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its thinking) against ``bottom``;
+    """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its reasoning) against ``bottom``;
     with ``score: words``, F1 of the words that both have in the same order.
 
-    The benchmark has no threshold from which a story counts as found, and its score allows none: so "right" is the
-    true story word for word (up to white space and case), which shows that grading works; report the mean reward.
+    The benchmark has no threshold from which a story counts as found, and its score allows none. So "right" means the
+    true story word for word (up to white space and case), which only shows that grading works; report the mean reward.
     """
 
     class Config(ArBench.Config):
@@ -120,7 +118,7 @@ class SituationPuzzles(ArBench):
             self.warnings += (HACKABLE,)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """A row has ``surface`` (what is told) and ``bottom`` (the story)."""
+        """A row has ``surface`` (the situation that is shown) and ``bottom`` (the story)."""
         surface, bottom = text_in(row, "surface", where), text_in(row, "bottom", where)
         return Problem(
             id=row_id(row, surface[:40]),
@@ -163,7 +161,7 @@ class SituationPuzzles(ArBench):
 
 @dataclass(frozen=True)
 class Referee:
-    """Answers questions with one of three words, whatever the player says: it cannot give the story away."""
+    """The environment: answers with Yes, No or Unknown, whatever the player says, so it cannot reveal the story."""
 
     player: Player
     texts: Texts
@@ -194,7 +192,7 @@ class Referee:
 
 
 def word_in(text: str) -> str:
-    """The first Yes, No or Unknown in what the player said; Unknown when there is none."""
+    """The first Yes, No or Unknown in the player's answer; Unknown if there is none."""
     found = re.search(r"\b(?:yes|no|unknown)\b", text, re.IGNORECASE)
     return _ANSWERS[found[0].lower()] if found else "Unknown"
 

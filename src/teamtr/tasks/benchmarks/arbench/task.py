@@ -1,11 +1,11 @@
-"""AR-Bench: active reasoning. What is missing must be asked for, in up to 25 rounds; then comes a final answer.
+"""AR-Bench: active reasoning. The team asks for missing information in up to 25 rounds, then gives a final answer.
 
 Three games: guessing numbers (``arbench:gn``), situation puzzles (``arbench:sp``) and detective cases
-(``arbench:dc``). A round of the team's router is a round of the game: what the team says in it (``team.answer``) goes
-to the environment, whose reply opens the next round and tells the rounds left. The router's last round is the final
-answer, so 25 rounds of the game are ``rounds: 26`` of the router; a message that asks nothing loses its round.
+(``arbench:dc``). A round of the team's router is a round of the game: the team's answer of the round (``team.answer``)
+goes to the environment, whose reply opens the next round and states the rounds left. The router's last round is the
+final answer, so 25 rounds of the game are ``rounds: 26`` of the router. A message that asks nothing wastes its round.
 
-Final answers are graded as the benchmark's own evaluators do, on the text of the last message alone, so that stored
+Final answers are graded as by the benchmark's own evaluators, on the text of the last message alone, so that stored
 replies can be graded without playing.
 """
 
@@ -33,17 +33,17 @@ from teamtr.text import shown
 from teamtr.types import Problem, Situation
 
 ENVIRONMENT = "environment"
-"""Who tells the budget, in every game."""
+"""The author of the messages that state the rounds left, in every game."""
 ROUNDS = 25
-"""Of the benchmark; the router needs one more for the final answer."""
+"""Rounds of the benchmark; the router needs one more for the final answer."""
 
 
 class ArBench(Benchmark):
-    """What the three games share.
+    """The base class of the three games.
 
     Args:
         splits: the problems of each split.
-        player: who plays the referee or the suspects; may be put in place later (``player`` is an attribute), for it
+        player: plays the referee or the suspects. The attribute ``player`` may also be set later, because the player
             may be an agent of the very team that plays.
         prompts: the benchmark's prompts.json, to use its texts instead of ours.
     """
@@ -70,7 +70,7 @@ class ArBench(Benchmark):
                 yield Refusal(("task", "player"), message, (("task", "name"),), at_key=True)
 
         def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
-            """Rounds to ask in, and a player who stays as it is."""
+            """At least two rounds, so that the team can ask, and a player that does not change."""
             if team.rounds is not None and team.rounds < 2:
                 message = (
                     f"task {self.name} is played in rounds, the last of which is the final answer: set "
@@ -99,7 +99,7 @@ class ArBench(Benchmark):
     def from_files(
         cls, files: Mapping[str, Path | str], *, player: Player | None = None, prompts: Path | str | None = None
     ) -> Self:
-        """The benchmark with a file for each split: jsonl, parquet, or a JSON list as the benchmark has it."""
+        """The benchmark on a file per split: jsonl, parquet, or a JSON list as in the benchmark."""
         reader = cls(player=player, prompts=prompts)
         splits = {split: reader.problems_of(cls.rows(file)) for split, file in files.items()}
         return cls(splits, player=player, prompts=prompts)
@@ -107,7 +107,7 @@ class ArBench(Benchmark):
     @property
     @abstractmethod
     def environment(self) -> Environment:
-        """The other side of the game."""
+        """The environment of the game."""
 
     def require_player(self, role: str) -> Player:
         if self.player is None:
@@ -116,11 +116,11 @@ class ArBench(Benchmark):
 
     @classmethod
     def rows(cls, source: Source) -> Iterator[Row]:
-        """Those of a JSON list may be bare answers."""
+        """The items of a JSON list may be bare answers."""
         return rows_in(Path(source))
 
     def problems_of(self, rows: Iterable[Row]) -> Sequence[Problem]:
-        """The second problem of one id gets another: the benchmark's index is not unique in its own test file."""
+        """Make ids unique with a suffix: the benchmark's index is not unique in its own test file."""
         seen: Counter[str] = Counter()
         own: list[Problem] = []
         for problem in super().problems_of(rows):
@@ -131,7 +131,7 @@ class ArBench(Benchmark):
 
 
 def rows_in(file: Path) -> Iterator[Row]:
-    """Rows of a file; of a JSON list, numbers and texts become the ``answer`` of a row, with their place as ``id``."""
+    """The rows of a file. In a JSON list, a bare item becomes the ``answer`` of a row, with its index as ``id``."""
     if file.suffix.lower() != ".json":
         yield from read_rows(file)
         return
@@ -146,7 +146,7 @@ def rows_in(file: Path) -> Iterator[Row]:
 
 
 def row_id(row: Mapping[str, Any], otherwise: str) -> str:
-    """The row's ``id``, else its ``index`` (as the benchmark calls it), else what is given."""
+    """The row's ``id``, else its ``index`` (the benchmark's name for it), else ``otherwise``."""
     return str(row.get("id", row.get("index", otherwise)))
 
 
@@ -162,7 +162,7 @@ def unusable(where: str, complaint: str) -> DataError:
 
 
 def budget(texts: Texts, situation: Situation, **fields: object) -> str:
-    """What the environment says of the rounds left, or how the final answer is asked for."""
+    """The environment's text on the rounds left, or its request for the final answer."""
     left, turn = situation.rounds_left, len(situation.acts) + 1
     if left == 0:
         return fill(texts["final"], **fields)

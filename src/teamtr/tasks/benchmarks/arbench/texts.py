@@ -1,13 +1,13 @@
-"""What AR-Bench's environments say, in our words or in the benchmark's own.
+"""The texts of AR-Bench's environments, in our words or in the benchmark's own.
 
-A text is a template with names in braces; names it does not know are left as they are, for stories may hold braces.
+A text is a template with names in braces. Unknown names are left unchanged, because stories may contain braces.
 
     statement   the problem, without the number of rounds
     opening     before the first round: there will be ``rounds``
     round       after every reply but the last: ``left`` rounds are left, the next is number ``turn``
-    final       instead of it when no round is left
-    lost        a message that asks nothing
-    others      by the kind of game
+    final       instead of ``round`` when no round is left
+    lost        in reply to a message that asks nothing
+    others      depending on the game
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ OWN: Mapping[str, Texts] = {
     },
 }
 
-# Ours, from the benchmark's. Its {turn} is the number of rounds in the opening and the present round elsewhere. Its
-# detective names suspect and question in two messages, ours in one: our statement of the form stays.
+# Our text names, and the benchmark's with its placeholders. Its {turn} is the number of rounds in the opening and the
+# current round elsewhere. Its detective names suspect and question in two messages, ours in one: our description of
+# the form is kept.
 _BENCHMARKS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "gn": {
         "opening": ("propose_template", {"turn": "rounds"}),
@@ -105,7 +106,7 @@ _BENCHMARKS_STATEMENT = {
 
 
 def texts_of(kind: str, prompts: Path | str | None = None) -> Texts:
-    """Our texts; or, from the benchmark's prompts.json, its own wherever it has one."""
+    """Our texts, or those of the benchmark's prompts.json wherever it has one."""
     if prompts is None:
         return OWN[kind]
     file = Path(prompts)
@@ -121,10 +122,10 @@ def texts_of(kind: str, prompts: Path | str | None = None) -> Texts:
         if not isinstance(text, str):
             raise UserError(f"{file}: no text {name!r} under {kind!r}: use the benchmark's own prompts.json")
         texts[ours] = fill(text, **{old: f"{{{new}}}" for old, new in renamed.items()}).strip()
-    texts["opening"] += f"\n{texts['round']}"  # its first round is asked for like every other
+    texts["opening"] += f"\n{texts['round']}"  # the benchmark opens its first round like any other
     return texts
 
 
 def fill(template: str, **fields: object) -> str:
-    """The template with its names in braces replaced; what is put in is not looked at again."""
+    """The template with its names in braces replaced; inserted text is not expanded again."""
     return re.sub(r"\{(\w+)\}", lambda name: str(fields.get(name[1], name[0])), template)

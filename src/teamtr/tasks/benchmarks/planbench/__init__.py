@@ -1,4 +1,4 @@
-"""PlanBench: Blocksworld in words, and the judge of plans."""
+"""PlanBench: Blocksworld in words, and the checker of plans."""
 
 from teamtr.tasks.benchmarks.planbench.task import PlanBench
 

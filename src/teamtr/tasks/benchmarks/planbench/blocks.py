@@ -1,17 +1,17 @@
-"""Blocksworld in words: how PlanBench says states and actions, how it reads them back, and a planner.
+"""Blocksworld in words: PlanBench's wording of states and actions, parsing of plans from text, and a planner.
 
-Mystery Blocksworld is the same world under other names. Reading a plan from text follows the benchmark's own reader:
+Mystery Blocksworld is the same world under other names. Plans are parsed as by the benchmark's own parser:
 
-1. After ``### plan:`` or ``[plan]`` where the text has it, and before ``[plan end]``; without regard to case.
+1. The text after ``### plan:`` or ``[plan]``, if it has one, and before ``[plan end]`` is read; case is ignored.
 2. Each line is one action: the first one *in the order of the domain* (pick up, put down, stack, unstack) whose name is
-   a word of the line. Asterisks do not count.
+   a word of the line. Asterisks are ignored.
 3. Its objects are the known names that occur anywhere in the line, each once, in the order of their first occurrence.
-4. A line with no action, or with another number of objects than the action takes, is passed over.
+4. A line without an action, or with another number of objects than the action takes, is skipped.
 
-When no line is an action in words, lines in the planner's form, ``(stack a b)`` or ``(stack red blue)``, are read
-instead: every such line is then a step as it stands, so that a wrong one spoils the plan.
+If no line is an action in words, lines in the planner's form, ``(stack a b)`` or ``(stack red blue)``, are read
+instead. Every such line is then a step as it stands, so a wrong one invalidates the plan.
 
-A text that explains its steps, or says them twice, is read by its last list before all this (``prose.py``).
+Before all this, a text that explains its steps or repeats them is read by its last list (``prose.py``).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _MYSTERY_NAMES = {
 }
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# The benchmark names the first twelve; its hard problems have more blocks, and it says nothing of theirs.
+# The benchmark names the first twelve; its hard problems have more blocks, for which it has no names.
 _COLOURS = ["red", "blue", "orange", "yellow", "white", "magenta", "black", "cyan", "green", "violet", "silver", "gold"]
 _MORE_COLOURS = [
     "brown",
@@ -94,7 +94,7 @@ _LIST_MARKS = " \t\r`*-.,;:0123456789"
 
 @dataclass(frozen=True)
 class Language:
-    """A domain in words. ``actions`` and ``facts`` hold a template for each name, ``objects`` what each is called."""
+    """A domain in words. ``actions`` and ``facts`` hold a template for each name, ``objects`` each object's name."""
 
     label: str
     domain: Domain
@@ -109,7 +109,7 @@ class Language:
         return self.facts[atom[0]].format(*(self.objects.get(name, name) for name in atom[1:]))
 
     def names_of(self, objects: Iterable[str]) -> dict[str, str]:
-        """What a reader listens for: the benchmark's own twelve names, and those of these objects."""
+        """The names that a parser looks for: the benchmark's own twelve, and those of these objects."""
         wanted = {*_LETTERS[: len(_COLOURS)], *objects}
         return {letter: name for letter, name in self.objects.items() if letter in wanted}
 
@@ -161,7 +161,7 @@ LANGUAGES = {language.domain.name: language for language in (BLOCKSWORLD, MYSTER
 
 
 def steps_in(text: str, language: Language, objects: Iterable[str] = ()) -> list[Step]:
-    """The plan that a text states; empty when it states none. Time linear in the text."""
+    """The plan that a text states; empty if it states none. Takes time linear in the text."""
     said = _part_with_the_plan(text.lower())
     names = language.names_of(objects)
     if names and (listed := steps_in_last_list(said, language.domain, names)):
@@ -170,8 +170,8 @@ def steps_in(text: str, language: Language, objects: Iterable[str] = ()) -> list
 
 
 def steps_in_pddl(text: str, names: Mapping[str, str]) -> list[Step]:
-    """One step for each line that is nothing but ``(action object ...)``, list marks aside. Objects may be called by
-    their letter or by their name in one word: red, red_block, object_a."""
+    """One step for each line that is just ``(action object ...)``, list marks aside. Objects are given by their letter
+    or by their name as one word: red, red_block, object_a."""
     letters = {
         word: letter for letter, name in names.items() for word in (name.removesuffix(" block"), name.replace(" ", "_"))
     }
@@ -207,7 +207,7 @@ def _steps_in_words(text: str, domain: Domain, names: Mapping[str, str]) -> list
 
 
 def pddl_in_query(query: str, language: Language) -> str:
-    """The last problem that a prompt of the benchmark states in words, as PDDL."""
+    """The last problem that one of the benchmark's prompts states in words, as PDDL."""
     opening, goal_opening = "initial conditions i have that,", "my goal is to have that"
     _, found, stated = query.lower().rpartition(opening)
     initial, found_goal, rest = stated.partition(goal_opening)
@@ -232,7 +232,7 @@ def _clauses(text: str) -> list[str]:
 
 
 def _fact_in(clause: str, language: Language) -> Atom:
-    if len(clause) > _LONGEST_CLAUSE:  # a template of two names tries every way to part it
+    if len(clause) > _LONGEST_CLAUSE:  # a template with two names backtracks over every split
         raise PddlError(f"the prompt says {clause[:80]!r} and goes on, which is no fact of {language.label}")
     letters = {name: letter for letter, name in language.objects.items()}
     for predicate, template in language.facts.items():
@@ -269,10 +269,10 @@ def zero_shot_prompt(language: Language, problem: PlanningProblem) -> str:
 
 
 def tower_plan(language: Language, problem: PlanningProblem) -> list[Step]:
-    """Everything down on the table, then the goal's towers from the bottom up: valid, seldom the shortest.
+    """Put everything on the table, then build the goal's towers from the bottom up: valid, but rarely the shortest.
 
     Raises:
-        PddlError: when that does not reach the goal, as when the goal cannot be reached at all.
+        PddlError: if that does not reach the goal, for example because the goal cannot be reached at all.
     """
     pick_up, put_down, stack, unstack = language.domain.actions
     clear, _, _, holding, on = language.domain.predicates

@@ -1,10 +1,10 @@
-"""Plans in free prose: the last list of a reply whose every item begins with an action.
+"""Parses plans in free prose: the last list of a reply in which every item begins with an action.
 
-Chat models explain each step and repeat the plan at the end. The benchmark's own reader takes every line with an action
-in it, so that it counts steps twice or takes explanations for steps. Here a plan is a list: numbered from 1, or bullets
-of one indent in a row. Each item says one action first, in words (``**Unstack** the red block from blue: ...``) or as a
-call (``PutDown(red_block)``), with exactly the objects that the action takes, before any explanation. What stands
-between numbered items is not read. Of several lists the last one counts, whether or not its plan is valid.
+Chat models explain each step and repeat the plan at the end. The benchmark's own parser takes every line with an action
+in it, so it counts steps twice or takes explanations for steps. Here a plan is a list: numbered from 1, or consecutive
+bullets of one indent. Each item begins with one action, in words (``**Unstack** the red block from blue: ...``) or as a
+call (``PutDown(red_block)``), with exactly the objects that the action takes, before any explanation. Text between
+numbered items is ignored. Of several lists the last one counts, whether or not its plan is valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASIDE = re.compile(r"\s\([^()]{0,60}\)")
 _FIRST_WORDS = re.compile(r"^(?:action|step)(?:\s+\d{1,4})?\s*:\s*")
 _END_OF_CLAUSE = re.compile(r"[:;(.\n]|\s[-–—]\s|,\s|\b(?:because|since|so|then|and|which|to (?!p))\b")
 _LONGEST_ITEM = 300
-"""Characters in which an action is looked for."""
+"""Characters of an item that are searched for an action."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Item:
 
 @dataclass
 class _List:
-    """The items of a list so far; ``steps`` is None once an item was no action."""
+    """The items of a list so far; ``steps`` is None once an item was not an action."""
 
     indent: int
     numbered: bool
@@ -48,14 +48,14 @@ class _List:
 
 
 def steps_in_last_list(text: str, domain: Domain, names: Mapping[str, str]) -> list[Step]:
-    """The plan that a text in lower case states as a list. Time linear in the text.
+    """The plan that a text in lower case states as a list. Takes time linear in the text.
 
-    Empty when it has no such list, when actions stand on lines of their own as well, and when the text names actions
-    nowhere but in one list without emphasis or calls: the benchmark's own reader is made for these.
+    Empty if there is no such list, if there are actions on lines of their own as well, or if the text names actions
+    only in one list without emphasis or calls: the benchmark's own parser handles these.
 
-    An item with another number of objects than its action takes is a step all the same, which no plan survives:
-    otherwise an earlier list would count in place of the one that the reply ends with.
-    ``names`` maps letters to what objects are called in words.
+    An item with another number of objects than its action takes is still a step, which invalidates the plan. Otherwise
+    an earlier list would count instead of the one that the reply ends with.
+    ``names`` maps letters to the names of objects in words.
     """
     reader = _Reader(domain, names)
     found: list[_List] = []
@@ -67,7 +67,7 @@ def steps_in_last_list(text: str, domain: Domain, names: Mapping[str, str]) -> l
         named = reader.names_an_action(line)
         lines += named
         if not items and found and named and reader.step(line) is not None:
-            return []  # an action on a line of its own: no list says all of the plan
+            return []  # an action on a line of its own: no list has the whole plan
         if not items and line.strip() and not line[0].isspace() and found and not found[-1].numbered:
             found[-1].closed = True
         holders = [_put(item, found, reader) for item in items]
@@ -80,7 +80,7 @@ def steps_in_last_list(text: str, domain: Domain, names: Mapping[str, str]) -> l
 
 
 def _items(line: str) -> Iterator[_Item]:
-    """The item that a line is; several, when it goes on "2. ... 3. ..."."""
+    """The item on a line; several, if it goes on with "2. ... 3. ..."."""
     found = _ITEM.fullmatch(line)
     if found is None:
         return
@@ -93,7 +93,7 @@ def _items(line: str) -> Iterator[_Item]:
 
 
 def _put(item: _Item, lists: list[_List], reader: _Reader) -> _List | None:
-    """Into the list that it goes on, or into a new one; nowhere where it explains the item above."""
+    """Add the item to the list that it continues, or to a new one; returns None if it only explains the item above."""
     last = lists[-1] if lists and not lists[-1].closed else None
     if last is not None and item.indent > last.indent and not item.number:
         return None
@@ -112,7 +112,7 @@ def _put(item: _Item, lists: list[_List], reader: _Reader) -> _List | None:
 
 
 class _Reader:
-    """Reads the action with which an item begins."""
+    """Parses the action with which an item begins."""
 
     def __init__(self, domain: Domain, names: Mapping[str, str]) -> None:
         self._actions = {name: re.compile("[-_ ]?".join(map(re.escape, name.split("-")))) for name in domain.actions}
@@ -134,7 +134,7 @@ class _Reader:
         return None
 
     def _objects(self, rest: str) -> list[str]:
-        """Those of the call or clause, each once, in their order."""
+        """The objects of the call or clause, each once, in order."""
         if rest.startswith("("):
             clause = rest[1:].partition(")")[0].replace(",", " ")
         else:
@@ -144,7 +144,7 @@ class _Reader:
 
 
 def _called(names: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Every way to call an object, with its letter: red block, red_block, red; object a, object_a, a."""
+    """Every way to name an object, with its letter: red block, red_block, red; object a, object_a, a."""
     for letter, name in names.items():
         for word in (name, name.replace(" ", "_"), name.removesuffix(" block"), name.removeprefix("object ")):
             yield word, letter

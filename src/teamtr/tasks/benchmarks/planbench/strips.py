@@ -1,12 +1,12 @@
-"""Plans in STRIPS: a small, strict reader of PDDL, and the judge of plans.
+"""STRIPS planning: a small, strict parser of PDDL, and a checker of plans.
 
     domain = read_domain(text)
     problem = read_problem(text, domain)
     flaw(domain, problem, [("pick-up", "a"), ("stack", "a", "b")])     # None: the plan is valid
 
-Read are domains without types: predicates, constants, and actions whose precondition and effect are conjunctions of
-atoms (effects may be negated). Anything else (typing, negative preconditions, quantifiers, numbers) is refused rather
-than misread. Names are told apart without regard to case. An action that both deletes and adds an atom leaves it true.
+Supported are domains without types: predicates, constants, and actions whose precondition and effect are conjunctions
+of atoms (effects may be negated). Anything else (typing, negative preconditions, quantifiers, numbers) is refused
+rather than misread. The case of names is ignored. An action that both deletes and adds an atom leaves it true.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Atom = tuple[str, ...]
 """A predicate and its arguments: ("on", "a", "b"); in an action the arguments may be variables, ("on", "?x", "?y")."""
 
 Step = tuple[str, ...]
-"""An action and the objects it is done to: ("stack", "a", "b")."""
+"""An action and its objects: ("stack", "a", "b")."""
 
 _TOKEN = re.compile(r";[^\n]*|\(|\)|[^\s();]+")
 
@@ -33,7 +33,7 @@ class PddlError(UserError):
 
 @dataclass(frozen=True)
 class Action:
-    """What must hold before, and what is true and false afterwards, of variables ``parameters``."""
+    """Preconditions, added atoms and deleted atoms, over the variables ``parameters``."""
 
     name: str
     parameters: tuple[str, ...]
@@ -63,7 +63,7 @@ class PlanningProblem:
 
 
 def flaw(domain: Domain, problem: PlanningProblem, plan: Sequence[Step]) -> str | None:
-    """What is wrong with the plan first, in words; None when every step can be done and the goal holds at the end."""
+    """The first flaw of a plan, in words; None if every step can be executed and the goal holds at the end."""
     state = set(problem.initial)
     for number, step in enumerate(plan, start=1):
         broken = _do(domain, problem, step, state)
@@ -74,7 +74,7 @@ def flaw(domain: Domain, problem: PlanningProblem, plan: Sequence[Step]) -> str 
 
 
 def written(atom: Atom | Step) -> str:
-    """As PDDL writes it: ``(on a b)``."""
+    """In PDDL notation: ``(on a b)``."""
     return f"({' '.join(atom)})"
 
 
@@ -117,7 +117,7 @@ def read_problem(text: str, domain: Domain) -> PlanningProblem:
 
 
 def _do(domain: Domain, problem: PlanningProblem, step: Step, state: set[Atom]) -> str | None:
-    """Change the state by this step, or say why it cannot be done."""
+    """Apply this step to the state in place, or return why it cannot be executed."""
     action = domain.actions.get(step[0]) if step else None
     if action is None:
         return "there is no such action"
@@ -139,7 +139,7 @@ def _ground(atoms: frozenset[Atom], meaning: Mapping[str, str]) -> set[Atom]:
     return {(atom[0], *(meaning.get(term, term) for term in atom[1:])) for atom in atoms}
 
 
-# Reading. An expression is a name or a list of expressions.
+# Parsing. An expression is a name or a list of expressions.
 
 
 def _opened(text: str, kind: str) -> tuple[str, dict[str, list[list[Any]]]]:
@@ -158,7 +158,7 @@ def _opened(text: str, kind: str) -> tuple[str, dict[str, list[list[Any]]]]:
 
 
 def _expression(text: str, kind: str) -> list[Any]:
-    """The one bracketed expression of the text. Without recursion: the text may nest as deep as it likes."""
+    """The one bracketed expression of the text. Not recursive, so the text may be nested to any depth."""
     holder: list[Any] = []
     open_lists = [holder]
     for token in _TOKEN.findall(text.lower()):
@@ -271,7 +271,7 @@ def _atom(expression: Any, predicates: Mapping[str, int], terms: Sequence[str]) 
 
 
 def _shown(expression: Any) -> str:
-    """In brackets, at most 80 characters; deep expressions are cut rather than followed."""
+    """In brackets, at most 80 characters; nested expressions are abbreviated."""
     if isinstance(expression, str):
         return repr(expression[:80])
     words = [word if isinstance(word, str) else "(...)" for word in expression[:20]]

@@ -1,11 +1,11 @@
-"""PlanBench, Blocksworld and its mystery variant: a plan in words, judged by doing it.
+"""PlanBench, Blocksworld and its mystery variant: a plan in words, graded by executing it.
 
-A reply is read as the benchmark's own evaluator reads it (``blocks.py`` states the rules), and any plan
-counts that can be carried out and reaches the goal (``strips.py``).
+A reply is parsed as by the benchmark's own evaluator (``blocks.py`` states the rules), and any plan counts that can be
+executed and reaches the goal (``strips.py``).
 
 The benchmark has no training set. A share of its *instance numbers* is held out, by a hash of the number alone: the
 mystery problem of a number is the plain one under other names, and the zero-shot prompt of a number states the same
-problem, so all three lie on one side. A one-shot prompt solves another instance before its own; one that would show a
+problem, so all three are in one split. A one-shot prompt solves another instance before its own; one that would show a
 held-out problem is left out of training (and counted in ``warnings``).
 """
 
@@ -52,12 +52,12 @@ from teamtr.types import Problem, Verdict
 
 @task("planbench")
 class PlanBench(Benchmark):
-    """Rows hold ``problem_pddl``, or a ``query`` in the benchmark's words; and if they like ``instance_id``, ``path``,
+    """Rows have ``problem_pddl``, or a ``query`` in the benchmark's words, and optionally ``instance_id``, ``path``,
     ``example_instance_ids``, ``ground_truth_plan`` and a ``domain_pddl`` of their own.
 
-    A row without a query gets a prompt of ours; one without a reference plan, a plan of our planner as its gold.
+    A row without a query gets our prompt; one without a reference plan gets a plan of our planner as its gold answer.
     With a ``domain_pddl`` other than the two built in, plans are read in the planner's form only, and the row must
-    bring its query.
+    have a query.
     """
 
     class Config(BenchmarkConfig):
@@ -67,7 +67,7 @@ class PlanBench(Benchmark):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row], *, held_out: float | None = None, **options: Any) -> Self:
-        """Splits ``train`` and ``test``; ``held_out`` is the share of instance numbers in the test."""
+        """Splits ``train`` and ``test``; ``held_out`` is the share of instance numbers in the test split."""
         made = super().from_rows(rows, held_out=held_out, **options)
         train, test = made.problems("train"), made.problems("test")
         hidden = {_instance(problem) for problem in test}
@@ -100,7 +100,7 @@ class PlanBench(Benchmark):
         return "\n".join(["[PLAN]", *lines, "[PLAN END]"])
 
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
-        """In the block worlds each of these fails whatever the problem: an action undoes what it needs itself, and the
+        """In the block worlds, each of these fails for every problem: an action undoes its own precondition, and the
         hand is empty at the start and holds one block at a time."""
         plan = _reference(problem)
         somewhere = int(rng.integers(len(plan)))
@@ -151,7 +151,7 @@ def _problem(row: Mapping[str, Any]) -> Problem:
 
 
 def _id(row: Mapping[str, Any], language: Language, instance: str) -> str:
-    """Numbers start again in every folder of the benchmark, so the folder is part of the name."""
+    """Numbers restart in every folder of the benchmark, so the folder is part of the id."""
     if "id" in row:
         return str(row["id"])
     folder = PurePosixPath(str(row["path"])).parent.as_posix() if row.get("path") else language.label
@@ -159,7 +159,7 @@ def _id(row: Mapping[str, Any], language: Language, instance: str) -> str:
 
 
 def _stated_plan(row: Mapping[str, Any], language: Language, stated: PlanningProblem) -> list[str] | None:
-    """The row's reference plan, one written step each."""
+    """The row's reference plan, as a list of steps in PDDL notation; None if it has none."""
     given = row.get("ground_truth_plan")
     if given is None:
         return None
@@ -172,7 +172,7 @@ def _stated_plan(row: Mapping[str, Any], language: Language, stated: PlanningPro
 
 
 def _language_of_query(query: str) -> Language:
-    """Of the two built in: the one whose nouns the prompt uses."""
+    """The built-in domain whose nouns the prompt uses."""
     return LANGUAGES["mystery-4ops"] if "harmony" in query.lower() else BLOCKSWORLD
 
 

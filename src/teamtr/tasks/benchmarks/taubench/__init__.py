@@ -1,4 +1,4 @@
-"""tau-bench: dialogues of an agent that serves a user with tools, graded by the data that they leave behind."""
+"""tau-bench: dialogues in which an agent serves a user with tools, graded by the resulting data."""
 
 from teamtr.tasks.benchmarks.taubench.task import Airline, Retail
 

@@ -1,8 +1,8 @@
 """The tools of the airline domain: flights, reservations and users.
 
-Behavior follows the labeled trajectories where they show it, the policy and the tools' descriptions elsewhere. As the
-policy says, the tools do not check it for the agent. Two things may surprise, and recorded results and hashes show
-both: seats are never counted down, and a reservation keeps its old ``cabin`` when its flights are moved to another.
+Behavior follows the labeled trajectories where they show it, otherwise the policy and the tools' descriptions. As the
+policy says, the tools do not enforce it. Two points may be surprising, but recorded results and hashes show both: seats
+are never counted down, and a reservation keeps its old ``cabin`` when its flights are moved to another cabin.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TABLES = {
     "reservations": ("user_id", "cabin", "flights", "passengers", "payment_history", "nonfree_baggages"),
     "users": ("payment_methods", "reservations"),
 }
-"""And the fields of a record that the tools rely on."""
+"""The tables, and the fields of their records that the tools rely on."""
 NOW = "2024-05-15T15:00:00"
-"""When every dialogue takes place, as the policy says."""
+"""The time of every dialogue, as the policy states it."""
 INSURANCE, BAG = 30, 50
 """Dollars per passenger, and per bag that is not free."""
 FIRST_CERTIFICATE = 3221322
@@ -74,10 +74,10 @@ def search_direct_flight(state: State, origin: str, destination: str, date: str)
 
 @TOOLS.tool(origin=TEXT, destination=TEXT, date=TEXT)
 def search_onestop_flight(state: State, origin: str, destination: str, date: str) -> Outcome:
-    """Pairs of flights, the second of which leaves on the day on which the first arrives, and not before it.
+    """Pairs of flights, the second of which leaves on the day on which the first arrives, and not before its arrival.
 
-    After a night flight the second is shown with the next day's date, but with the seats and prices of the day that was
-    asked for: the benchmark's own slip, which recorded results show.
+    After an overnight flight, the second is shown with the next day's date, but with the seats and prices of the
+    requested day: the benchmark's own bug, which recorded results show.
     """
     arriving = [flight for _, flight in state.records("flights") if flight["destination"] == destination]
     found = []
@@ -121,7 +121,7 @@ def book_reservation(
     insurance: str,
     **rest: Any,
 ) -> Outcome:
-    """A certificate is used up whatever it was worth; a gift card keeps what is left."""
+    """A certificate is used up entirely; a gift card keeps its remaining balance."""
     found_in(state, "users", user_id, "user")
     user = state.copy_of("users", user_id)
     people = len(passengers)
@@ -170,7 +170,7 @@ def book_reservation(
 
 @TOOLS.tool(reservation_id=TEXT)
 def cancel_reservation(state: State, reservation_id: str) -> Outcome:
-    """Every payment is entered once more with the other sign; the money itself comes days later."""
+    """Every payment is entered again with the opposite sign; the money itself is refunded days later."""
     found_in(state, "reservations", reservation_id, "reservation")
     reservation = state.copy_of("reservations", reservation_id)
     history = reservation["payment_history"]
@@ -204,7 +204,7 @@ def update_reservation_flights(
 def update_reservation_baggages(
     state: State, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
 ) -> Outcome:
-    """Bags cost as they are added; nothing is paid back for fewer."""
+    """Added bags are charged; removed ones are not refunded."""
     found_in(state, "reservations", reservation_id, "reservation")
     reservation = state.copy_of("reservations", reservation_id)
     price = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
@@ -244,16 +244,16 @@ def _is_available(flight: Mapping[str, Any], date: str) -> bool:
 
 
 def _offer(flight: Mapping[str, Any], date: str) -> dict[str, Any]:
-    """A flight as a search shows it: what holds on every day, and what holds on this one."""
+    """A flight as a search shows it: its general fields, and those of this date."""
     return {name: value for name, value in flight.items() if name != "dates"} | flight["dates"][date]
 
 
 def _day_after(date: str) -> str:
-    return (Date.fromisoformat(date) + timedelta(days=1)).isoformat()  # a date of the table, so it is one
+    return (Date.fromisoformat(date) + timedelta(days=1)).isoformat()  # valid, as it comes from the table
 
 
 def _booked(state: State, asked: Mapping[str, Any], cabin: str, people: int) -> dict[str, Any]:
-    """The flight as a reservation holds it, at the price of today."""
+    """The flight as stored in a reservation, at the current price."""
     number, date = asked["flight_number"], asked["date"]
     flight = state.find("flights", number)
     if flight is None:
@@ -278,7 +278,7 @@ def _total(flights: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _charged(state: State, reservation: dict[str, Any], payment_id: str, price: Any) -> State:
-    """Charge, or pay back, the price of an update: enters it in the reservation, and on a gift card at once."""
+    """Charge or refund the price of an update: recorded in the reservation, and applied to a gift card at once."""
     user_id = reservation["user_id"]
     method = state.find("users", user_id)["payment_methods"].get(payment_id)
     if method is None:

@@ -1,7 +1,7 @@
-"""A dialogue that is played: the user, who is played from the task's instruction, and the tools that agents call.
+"""Played dialogues: the user, simulated by a player from the task's instruction, and the tools that agents call.
 
 The user speaks first and replies to every message of the team, until it says ``###STOP###`` or is transferred to a
-person. A message that calls a tool is not heard: should a round end with one, the user waits, and the team goes on.
+human. It does not see a message that calls a tool: if a round ends with one, it sends nothing and the team goes on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from teamtr.tools.toolbox import Toolbox, ToolboxTools
 from teamtr.types import Event, Message, Problem, Reply, Situation, ToolRequest
 
 USER = "user"
-"""Who speaks to the team."""
+"""The author of the user's messages."""
 GREETING = "Good day. What can I do for you?"
-"""What the user's player is told that the desk said first; no agent sees it."""
+"""The desk's first message as shown to the user's player; no agent sees it."""
 SILENCE = "(The agent says nothing.)"
 ROLE = f"""You play a customer who writes to a support desk. Who you are, and what you want:
 {{instruction}}
@@ -41,13 +41,13 @@ a person, write {STOP} and nothing else."""
 
 
 def heard(text: str, toolbox: Toolbox[State]) -> str | None:
-    """What the user hears of a message: not what was thought, and nothing of one that calls a tool (None)."""
+    """The part of a message that the user sees: not its reasoning, and nothing (None) if it calls a tool."""
     return None if read_calls(text, frozenset(toolbox)) else without_thinking(text).strip()
 
 
 @dataclass(frozen=True)
 class Customer:
-    """The user of every dialogue of a domain."""
+    """The environment of a domain's dialogues: the user."""
 
     player: Player
     toolbox: Toolbox[State]
@@ -66,7 +66,7 @@ class Customer:
         return not situation.acts or heard(situation.acts[-1], self.toolbox) is not None
 
     def _prompt(self, situation: Situation) -> ChatMessages:
-        """The player writes as the assistant of this chat; what the team said is its user's."""
+        """The player's chat: it writes as the assistant, and the team's messages are the user's."""
         instruction = situation.problem.columns["instruction"]
         chat = [
             {"role": "system", "content": ROLE.replace("{instruction}", instruction)},
@@ -81,7 +81,7 @@ class Customer:
 
 
 def _reply(text: str, *, opens: bool) -> Reply:
-    """Nobody can stop what has not begun: in the first message the marker is left out."""
+    """The user's reply. The first message cannot stop the dialogue, so the marker is removed from it."""
     said = without_thinking(text).strip()
     if opens:
         said = said.replace(STOP, "").strip()
@@ -89,7 +89,7 @@ def _reply(text: str, *, opens: bool) -> Reply:
 
 
 def trajectory(events: Iterable[Event], toolbox: Toolbox[State]) -> str:
-    """What happened, as the benchmark stores a dialogue: a JSON list of chat messages, without the tools' results."""
+    """The dialogue as the benchmark stores it: a JSON list of chat messages, without the tools' results."""
     messages: list[dict[str, Any]] = []
     for event in events:
         if event.call is not None:
@@ -102,14 +102,14 @@ def trajectory(events: Iterable[Event], toolbox: Toolbox[State]) -> str:
 
 
 def calling(call: ToolCall) -> dict[str, Any]:
-    """A message of the agent that calls."""
+    """The agent's message that makes a call."""
     function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
     return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
 
 
 @dataclass(frozen=True)
 class DomainTools:
-    """A domain's tools, told to agents in the words of the benchmark's own file."""
+    """A domain's tools, with the descriptions in the benchmark's own file."""
 
     tools: ToolboxTools[State]
     told: tuple[Schema, ...]
@@ -122,7 +122,7 @@ class DomainTools:
 
 
 def check_schemas(file: str, schemas: Any, toolbox: Toolbox[State]) -> tuple[Schema, ...]:
-    """Those of the file, if they are of the tools that there are, with the same arguments. Raises DataError."""
+    """The schemas of the file. Raises DataError unless they match the domain's tools and their arguments."""
     if not isinstance(schemas, list) or not all(_is_schema(schema) for schema in schemas):
         raise DataError(f'{file}: must be a list of tools, each {{"type": "function", "function": {{"name": ...}}}}')
     told = {name_of(schema): _bare(schema["function"].get("parameters")) for schema in schemas}
@@ -140,7 +140,7 @@ def _is_schema(schema: Any) -> bool:
 
 
 def _bare(schema: Any) -> Any:
-    """Without descriptions, and with what is required in one order."""
+    """The schema without descriptions, and with ``required`` sorted."""
     if not isinstance(schema, dict):
         return schema
     kept = {key: _bare(value) for key, value in schema.items() if key != "description" or not isinstance(value, str)}

@@ -1,9 +1,9 @@
-"""A stored dialogue: what the agent did in it, done again on the data, and whether that earns the reward.
+"""Replays a stored dialogue: repeats the agent's acts on the data, and checks whether the result earns the reward.
 
 A trajectory is a list of chat messages as the benchmark stores them: ``role`` (system, user, assistant or tool),
-``content``, and ``tool_calls`` of the assistant. An act of the agent is a call, or a message to the user; what an
-assistant's message says beside its calls, the user never hears. The dialogue is over when the user says ``###STOP###``
-or is transferred to a person; what comes later does not count.
+``content``, and ``tool_calls`` of the assistant. An act of the agent is a call, or a message to the user; the user does
+not see text in an assistant message that has calls. The dialogue is over when the user says ``###STOP###`` or is
+transferred to a human; what comes later does not count.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class NotATrajectory(ValueError):
-    """What is wrong with the messages, and which of them."""
+    """The messages are not a trajectory; the error says which message is wrong, and how."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One that somebody heard: the user, or the agent."""
+    """A message of the agent that the user sees, or of the user that the agent sees."""
 
     by: Literal["agent", "user"]
     text: str
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the agent as it wrote it, and the result that it got; None where none is stored."""
+    """One call as the agent wrote it, and its recorded result; None if none is stored."""
 
     name: str
     arguments: str
@@ -48,14 +48,14 @@ Turn = Message | Call
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of the agent's acts.
+    """The outcome of replaying the agent's acts.
 
     Attributes:
         state: the data after them.
-        results: what each call gave.
-        differing: the places among them of those that are not, as JSON, what was recorded.
+        results: the result of each call.
+        differing: the indices of the results that differ, as JSON, from the recorded ones.
         said: the agent's messages to the user.
-        over: whether the dialogue came to its end. One that was cut off earns nothing.
+        over: whether the dialogue ended. One that was cut off earns nothing.
     """
 
     state: State
@@ -84,7 +84,7 @@ def turns_in(messages: Any) -> tuple[Turn, ...]:
 
 
 def _results(messages: Sequence[Any]) -> dict[tuple[int, int], str]:
-    """The recorded results, by the place of the message that called and the place of the call in it."""
+    """The recorded results, by the index of the calling message and the index of the call in it."""
     found: dict[tuple[int, int], str] = {}
     asked, answered = -1, 0
     for place, message in enumerate(messages):
@@ -125,7 +125,7 @@ def _calls(message: dict[str, Any], place: int) -> list[tuple[str, str]]:
 
 
 def replay(tools: Toolbox[State], start: State, turns: Iterable[Turn]) -> Replay:
-    """The acts of the agent on the data, one after the other, until the dialogue is over."""
+    """Apply the agent's acts to the data, one after the other, until the dialogue is over."""
     state, over = start, False
     results: list[str] = []
     differing: list[int] = []
@@ -159,7 +159,7 @@ def _read(name: str, arguments: str) -> ToolCall | None:
 
 
 def same_json(one: str, other: str) -> bool:
-    """Whether two results are equal as JSON, or as text where either is none."""
+    """Whether two results are equal as JSON, or as text if either is not JSON."""
     try:
         return bool(read_json(one) == read_json(other))
     except NotJson:
@@ -167,7 +167,7 @@ def same_json(one: str, other: str) -> bool:
 
 
 def after_all(tools: Toolbox[State], start: State, actions: Iterable[ToolCall]) -> State:
-    """The data after a task's own actions. One that ends a dialogue changes nothing, so the later ones count too."""
+    """The data after a task's own actions. An action that ends a dialogue changes nothing; later ones still count."""
     state = start
     for action in actions:
         state = tools.step(state, action).state
@@ -176,7 +176,7 @@ def after_all(tools: Toolbox[State], start: State, actions: Iterable[ToolCall]) 
 
 def earns_reward(reached: State, wanted: State, said: Sequence[str], outputs: Iterable[str]) -> bool:
     """The benchmark's rule: the same data as after the task's own actions, and every output in some message to the
-    user, whatever its case and its commas."""
+    user, ignoring case and the message's commas."""
     heard = [text.lower().replace(",", "") for text in said]
     all_told = all(any(output.lower() in text for text in heard) for output in outputs)
     return all_told and reached.changes() == wanted.changes()

@@ -1,8 +1,8 @@
 """The tools of the retail domain: orders, products and users.
 
 Behavior follows the policy, the tools' descriptions and the tasks, and what is generally known of the benchmark where
-these are silent (the wording of errors, the names of new fields). No labeled trajectories of this domain were at hand
-to check it. Rewards do not depend on the wording, since both sides of the comparison come from here.
+these are silent (the wording of errors, the names of new fields). No labeled trajectories of this domain were available
+to check it. Rewards do not depend on the wording, since both sides of the comparison come from this code.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TABLES = {
     "products": ("name", "variants"),
     "users": ("name", "address", "email", "payment_methods"),
 }
-"""And the fields of a record that the tools rely on."""
+"""The tables, and the fields of their records that the tools rely on."""
 PENDING, DELIVERED = "pending", "delivered"
 MODIFIED = "pending (item modified)"
-"""No longer pending: such an order can be neither modified nor cancelled. (The policy spells it in another way.)"""
+"""No longer pending: such an order can be neither modified nor cancelled. (The policy spells it differently.)"""
 
 ADDRESS = dict.fromkeys(("address1", "address2", "city", "state", "country", "zip"), TEXT)
 ITEMS = list_of(TEXT)
@@ -79,7 +79,7 @@ def list_all_product_types(state: State) -> Outcome:
 
 @TOOLS.tool(order_id=TEXT, reason=choice("no longer needed", "ordered by mistake"))
 def cancel_pending_order(state: State, order_id: str, reason: str) -> Outcome:
-    """Everything is refunded to where it was paid from; a gift card has it at once."""
+    """All payments are refunded to their payment methods, to a gift card at once."""
     order = _own_order(state, order_id, PENDING, "cancelled")
     user = state.copy_of("users", order["user_id"])
     refunds = [_entry("refund", paid["amount"], paid["payment_method_id"]) for paid in order["payment_history"]]
@@ -98,7 +98,7 @@ def modify_pending_order_address(state: State, /, order_id: str, **address: str)
 
 @TOOLS.tool(order_id=TEXT, payment_method_id=TEXT)
 def modify_pending_order_payment(state: State, order_id: str, payment_method_id: str) -> Outcome:
-    """The order is paid anew by another method, and the first payment refunded."""
+    """The order is paid by another method, and the first payment is refunded."""
     order = _own_order(state, order_id, PENDING, "modified")
     user = state.copy_of("users", order["user_id"])
     method = _method(user, payment_method_id)
@@ -123,7 +123,7 @@ def modify_pending_order_payment(state: State, order_id: str, payment_method_id:
 def modify_pending_order_items(
     state: State, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
 ) -> Outcome:
-    """The items are replaced, and the difference is paid or refunded at once. Can be done once."""
+    """The items are replaced, and the difference is paid or refunded at once. Possible only once per order."""
     order = _own_order(state, order_id, PENDING, "modified")
     user = state.copy_of("users", order["user_id"])
     difference = _replaced(state, order, item_ids, new_item_ids)
@@ -142,7 +142,7 @@ def modify_pending_order_items(
 
 @TOOLS.tool(order_id=TEXT, item_ids=ITEMS, payment_method_id=TEXT)
 def return_delivered_order_items(state: State, order_id: str, item_ids: list[str], payment_method_id: str) -> Outcome:
-    """Only the request is entered: the refund comes when the items are back."""
+    """Only records the request: the refund follows when the items are back."""
     order = _own_order(state, order_id, DELIVERED, "returned")
     method = _method(found_in(state, "users", order["user_id"], "user"), payment_method_id)
     original = order["payment_history"][0]["payment_method_id"]
@@ -157,7 +157,7 @@ def return_delivered_order_items(state: State, order_id: str, item_ids: list[str
 def exchange_delivered_order_items(
     state: State, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
 ) -> Outcome:
-    """Only the request is entered: the order keeps its items until they are back."""
+    """Only records the request: the order keeps its items until they are back."""
     order = _own_order(state, order_id, DELIVERED, "exchanged")
     difference = _replaced(state, state.copy_of("orders", order_id), item_ids, new_item_ids)
     method = _method(found_in(state, "users", order["user_id"], "user"), payment_method_id)
@@ -192,7 +192,7 @@ def _user_id(state: State, found: Iterable[str]) -> Outcome:
 
 
 def _own_order(state: State, order_id: str, status: str, done: str) -> dict[str, Any]:
-    """A copy of the order, which must have this status for something to be done with it."""
+    """A copy of the order. Raises ToolError unless it has this status."""
     if found_in(state, "orders", order_id, "order")["status"] != status:
         raise ToolError(f"non-{status} order cannot be {done}")
     copied: dict[str, Any] = state.copy_of("orders", order_id)
@@ -218,14 +218,14 @@ def _entry(kind: str, amount: float, payment_method_id: str) -> dict[str, Any]:
 
 
 def _add_to_gift_card(user: dict[str, Any], payment_method_id: str, amount: float) -> None:
-    """Other methods have no balance that is known here."""
+    """Change a gift card's balance; a no-op for other methods, whose balance is not in the data."""
     method = user["payment_methods"][payment_method_id]
     if method["source"] == "gift_card":
         method["balance"] = round(method["balance"] + amount, 2)
 
 
 def _check_items(order: Mapping[str, Any], item_ids: Sequence[str]) -> None:
-    """Each must be in the order, and as often as it is asked for."""
+    """Each item must be in the order at least as often as it is requested."""
     there = Counter(item["item_id"] for item in order["items"])
     for item_id, count in Counter(item_ids).items():
         if count > there[item_id]:
@@ -233,7 +233,7 @@ def _check_items(order: Mapping[str, Any], item_ids: Sequence[str]) -> None:
 
 
 def _replaced(state: State, order: dict[str, Any], item_ids: Sequence[str], new_item_ids: Sequence[str]) -> float:
-    """Put the new items in the places of the old ones; what they cost more, in dollars and cents."""
+    """Put the new items in place of the old ones; returns the price difference, rounded to cents."""
     _check_items(order, item_ids)
     if len(item_ids) != len(new_item_ids):
         raise ToolError("the number of items to be exchanged should match")

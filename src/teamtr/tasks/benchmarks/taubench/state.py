@@ -1,7 +1,7 @@
-"""The data of a domain as a value: tables as they were loaded, and the records that a dialogue changed.
+"""The data of a domain as an immutable value: the loaded tables, and the records that a dialogue changed.
 
-A state is never written to. A change makes a new state that shares everything else, so that a dialogue costs what it
-touches and can be replayed from its acts at any time.
+A state is never modified. A change makes a new state that shares everything else, so a dialogue costs only what it
+touches, and can be replayed from its acts at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tables = Mapping[str, Mapping[str, Any]]
 
 
 class Place(NamedTuple):
-    """Where a record stands."""
+    """The location of a record."""
 
     table: str
     key: str
@@ -34,20 +34,20 @@ class State:
     changed: Mapping[Place, Any] = field(default_factory=dict)
 
     def find(self, table: str, key: str) -> Any:
-        """The record, to be read only; None where there is none."""
+        """The record, which must not be modified; None if there is none."""
         place = Place(table, key)
         return self.changed[place] if place in self.changed else self.tables[table].get(key)
 
     def copy_of(self, table: str, key: str) -> Any:
-        """The record as the caller's own, to be changed and handed to ``put``."""
+        """A copy of the record, to be changed and passed to ``put``."""
         return copy.deepcopy(self.find(table, key))
 
     def put(self, table: str, key: str, record: Any) -> State:
-        """The state in which this record stands there. The record belongs to the state from now on."""
+        """The state with this record in place. The record must not be modified afterwards."""
         return State(self.tables, {**self.changed, Place(table, key): record})
 
     def records(self, table: str) -> Iterator[tuple[str, Any]]:
-        """Every record in the order of the table, then those that are new."""
+        """Every record in the order of the table, then new ones."""
         for key in self.tables[table]:
             yield key, self.find(table, key)
         for place, record in self.changed.items():
@@ -58,7 +58,7 @@ class State:
         """The records that differ from the loaded ones, as canonical text.
 
         Two states of the same tables are equal if and only if their changes are. Numbers are compared as they are
-        written (55 is not 55.0) and lists in their order, because the benchmark compares hashes of such a text.
+        written (55 is not 55.0) and lists in their order, because the benchmark compares hashes of such text.
         """
         found = {}
         for place, record in sorted(self.changed.items()):

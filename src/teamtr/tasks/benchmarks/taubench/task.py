@@ -1,11 +1,11 @@
-"""tau-bench: an agent serves a user by calling tools under a policy; what counts is the data afterwards.
+"""tau-bench: an agent serves a user by calling tools under a policy, and is graded by the resulting data.
 
-A dialogue is graded by what was done in it: the agent's calls are made again on the data, and the records that they
-changed are compared with those that the task's own actions change. One that was played is graded as one that was
-stored: its outcome is the same list of chat messages.
+A dialogue is graded by its acts: the agent's calls are repeated on the data, and the records that they change are
+compared with those that the task's own actions change. A played dialogue is graded like a stored one: its outcome is
+the same list of chat messages.
 
-The data is a folder for each domain: ``db_TABLE.json`` for each of its tables, ``policy_wiki.md``, and tasks as
-``tasks_test.jsonl`` and, where there are some to train on, ``tasks_train.jsonl``; to play, ``tool_schemas.json`` too.
+The data is a folder per domain: ``db_TABLE.json`` for each of its tables, ``policy_wiki.md``, and tasks in
+``tasks_test.jsonl`` and, if there are any to train on, ``tasks_train.jsonl``; playing also needs ``tool_schemas.json``.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from teamtr.types import Event, Problem, Verdict
 
 POLICY, SCHEMAS = "policy_wiki.md", "tool_schemas.json"
 ROUNDS = 26
-"""The most messages to the user in a labeled dialogue, and one: nobody replies to the last. Most take three to ten."""
+"""The most messages to the user in a labeled dialogue, plus one, as the last gets no reply. Most take three to ten."""
 FEW = 10
 """With fewer rounds many dialogues are cut off."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What every dialogue of a domain begins with: its data, and the policy that the agent is told."""
+    """What every dialogue of a domain begins with: its data, and the policy that the agent gets."""
 
     tables: Tables
     policy: str
     schemas: Any = None
-    """What the benchmark tells agents of the tools, as its file has it; None where there is no such file."""
+    """The benchmark's descriptions of the tools, as in its file; None if there is no such file."""
 
     @classmethod
     def read(cls, folder: Path, tables: Mapping[str, Sequence[str]]) -> World:
-        """Of these tables, whose records must have these fields."""
+        """Read a domain's folder; the records of these tables must have these fields."""
         found = {table: _table(folder / f"db_{table}.json", fields) for table, fields in tables.items()}
         file = folder / POLICY
         if not file.is_file():
@@ -92,7 +92,7 @@ def _table(file: Path, fields: Sequence[str]) -> Mapping[str, Any]:
 
 
 class TauBench(Benchmark):
-    """What the domains share. Rows hold ``user_id``, ``instruction``, ``actions`` and ``outputs``.
+    """The base class of the domains. Rows have ``user_id``, ``instruction``, ``actions`` and ``outputs``.
 
     A reply is a whole dialogue: a JSON list of chat messages.
 
@@ -113,7 +113,7 @@ class TauBench(Benchmark):
                 yield Refusal(("task",), message, (("task", "player"), ("task", "name")))
 
         def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
-            """Rounds to talk in."""
+            """At least two rounds, so that the user can reply."""
             if team.rounds is not None and team.rounds < 2:
                 message = (
                     f"task {self.name} is a dialogue: the user must be able to reply, or it cannot end. Set "
@@ -144,7 +144,7 @@ class TauBench(Benchmark):
 
     @classmethod
     def from_data(cls, name: str, data: Data, **options: Any) -> Self:
-        """A folder, or one of the files with tasks in it, or one for each split: the other files stand beside."""
+        """The benchmark on a folder, one of its task files, or a task file per split; all files are in one folder."""
         if data is None:
             files = ", ".join((*(f"db_{table}.json" for table in cls.tables), POLICY, "tasks_test.jsonl"))
             raise UserError(f"{name} needs its data even to grade: give the folder that holds {files}")
@@ -153,7 +153,7 @@ class TauBench(Benchmark):
 
     @classmethod
     def from_folder(cls, files: Mapping[str, Path], *, held_out: float | None = None) -> Self:
-        """Of the files with the tasks of each split, which all stand beside the tables and the policy."""
+        """The benchmark on a task file per split, all in the folder of the tables and the policy."""
         folders = sorted({str(file.parent) for file in files.values()})
         if len(folders) > 1:
             raise UserError(f"{cls.name}: all splits must share one folder of data, got {' and '.join(folders)}")
@@ -168,7 +168,7 @@ class TauBench(Benchmark):
 
     @classmethod
     def rows(cls, source: Source) -> Iterator[Row]:
-        """Tasks have no names but their places: the fifth of tasks_test.jsonl is 4, that of tasks_train.jsonl is
+        """Tasks are named by their position: the fifth of tasks_test.jsonl is 4, that of tasks_train.jsonl is
         train-4."""
         split = Path(source).stem.removeprefix("tasks_")
         prefix = f"{split}-" if Path(source).stem.startswith("tasks_") and split != "test" else ""
@@ -176,7 +176,7 @@ class TauBench(Benchmark):
             yield Row(row.where, {"id": f"{prefix}{place}", **row.cells})
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
-        """The prompt is the policy; the instruction is the user's, and the agent is never shown it."""
+        """The prompt is the policy; the instruction is for the user's player, and no agent sees it."""
         for key in ("user_id", "instruction"):
             if not isinstance(row.get(key), str):
                 raise _unusable(where, f"{key!r} must be text, found {shown(row.get(key))}")
@@ -239,7 +239,7 @@ class TauBench(Benchmark):
 
     @cached_property
     def _users(self) -> dict[str, str]:
-        """Whom each problem is about."""
+        """The user of each problem, by its id."""
         return {problem.id: problem.columns["user_id"] for split in self._splits.values() for problem in split}
 
     def grade_replies(self, replies: Sequence[tuple[Problem, str]]) -> list[Verdict]:
@@ -267,11 +267,11 @@ class TauBench(Benchmark):
             return None
 
     def replayed(self, turns: Sequence[Turn]) -> Replay:
-        """The acts of a dialogue on the data that every dialogue begins with."""
+        """Replay a dialogue on the data that every dialogue begins with."""
         return replay(self.toolbox, self._start, turns)
 
     def wanted(self, problem: Problem) -> State:
-        """The data as the task wants it."""
+        """The data that the task requires at the end."""
         return after_all(self.toolbox, self._start, _actions(problem))
 
     # -- known answers ----------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def _unusable(where: str, complaint: str) -> DataError:
 
 
 def _user_of(cells: Mapping[str, Any]) -> Any:
-    """Whom a stored dialogue is about, where the row says so."""
+    """The user of a stored dialogue, if the row names it."""
     info = cells.get("info")
     of = info.get("task") if isinstance(info, dict) else None
     return of.get("user_id") if isinstance(of, dict) else None
@@ -364,19 +364,19 @@ def _actions(problem: Problem) -> list[ToolCall]:
 
 
 def _acts(task: TauBench, problem: Problem) -> list[ToolCall]:
-    """The task's own actions but for those that end the dialogue, after which nothing counts."""
+    """The task's own actions, except those that end the dialogue, after which nothing counts."""
     return [action for action in _actions(problem) if not task.toolbox.ends(action)]
 
 
 def _dialogue(calls: Sequence[ToolCall], outputs: Sequence[str], end: str = STOP) -> str:
-    """A reply in which the agent makes these calls and tells these outputs."""
+    """A reply in which the agent makes these calls and states these outputs."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}, *map(calling, calls)]
     messages += [{"role": "assistant", "content": " ".join(outputs)}, {"role": "user", "content": end}]
     return json.dumps(messages)
 
 
 def _told(played: Replay) -> str:
-    """The records that a dialogue changed, and a digest of what they are now."""
+    """The records that a dialogue changed, and a digest of their new content."""
     changes = played.state.changes()
     if not changes:
         return "nothing changed"

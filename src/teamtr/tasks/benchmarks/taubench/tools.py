@@ -1,4 +1,4 @@
-"""What the tools of every tau-bench domain share: calculating, thinking, handing over, and looking up records."""
+"""What the tau-bench domains share: tools to calculate, think and transfer the user, and the lookup of records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def found_in(state: State, table: str, key: str, what: str) -> Any:
-    """The record, to be read only; the agent is told where there is none."""
+    """The record, which must not be modified. Raises ToolError if there is none."""
     found = state.find(table, key)
     if found is None:
         raise ToolError(f"{what} not found")
@@ -31,7 +31,7 @@ def found_in(state: State, table: str, key: str, what: str) -> Any:
 
 
 def shared_tools() -> Toolbox[State]:
-    """Those that every domain has."""
+    """The tools that every domain has."""
     return Toolbox(
         calculate=Tool(_calculate, {"expression": TEXT}),
         think=Tool(_think, {"thought": TEXT}),
