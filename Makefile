@@ -97,6 +97,7 @@ docs: setup
 	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || \
 	  { echo "make docs needs mkdocs: $(BIN)/pip install -c constraints.txt -e '.[docs]'"; exit 1; }
 	$(BIN)/teamtr reference --out docs/team-file.md
+	$(BIN)/python tests/layout_page.py
 	$(BIN)/python -m mkdocs build
 
 lint: setup
