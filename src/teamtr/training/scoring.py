@@ -1,9 +1,9 @@
 """Scores the old policy on the batch of its update, and measures the noise floor of scoring.
 
-The scores are computed by the learner, or from the features of the sampler that drew the messages.
-Sampling a token computes the same features that its score is computed from, with the same weights in the sampler's
-arithmetic. An update may reuse these features instead of recomputing them; ratios and KLs are then measured from the
-policy that they define. The error of doing so is measured first, in the unit of the radius:
+The learner computes the features (last hidden states) of the batch, or reuses those of the sampler that drew the
+messages: sampling a token computes the same features as scoring it, with the same weights in the sampler's arithmetic.
+If it reuses them, ratios and KLs are measured from the policy that they define. The error of doing so is measured
+first, in the unit of the radius:
 
 - the exact KL between that policy and the learner's own, on the messages of the noise floor (``mismatch_kl``). The
   floor is then measured from the sampler's features, and includes this KL.
