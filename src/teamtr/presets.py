@@ -23,7 +23,7 @@ class Resample:
     them gains more for its cost. ``sampling_cost`` is the cost of a sampled token relative to a token that is trained
     on ("measured": in the run's first stage; None: the cost does not matter). ``partial`` keeps the parts of such
     episodes that the current team might have written itself (``rollout.redraw``); ``control`` is the share of problems
-    that are also sampled completely anew, to measure the bias of doing so. ``across_stages`` trains again on the last
+    that are also sampled from scratch, to measure the bias of doing so. ``across_stages`` trains again on the last
     stage's episodes, reweighted, if their problem is drawn again and their effective share is at least
     ``min_effective_share``.
     """

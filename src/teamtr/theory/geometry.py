@@ -130,7 +130,7 @@ def cubic_constant(radius_norm: ArrayLike, feature_span: ArrayLike = TABLE_SPAN,
 
 
 def _both_kls(probs_A: Floats, centred_step_A: Floats) -> tuple[Floats, Floats]:
-    """KL(cur||new) and KL(new||cur) from the centred change X of the logits: psi(1) = log E exp X, psi'(0) = 0."""
+    """KL(cur||new) and KL(new||cur) from the centered change X of the logits: psi(1) = log E exp X, psi'(0) = 0."""
     excess = (probs_A * _expm1_less(centred_step_A)).sum(axis=-1)  # E exp(X) - 1, without cancellation since E X = 0
     psi = np.log1p(excess)
     top = centred_step_A.max(axis=-1, keepdims=True)
