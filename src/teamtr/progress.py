@@ -1,6 +1,6 @@
 """Progress reporting of long operations to a display, by default to none.
 
-    with working("teaching", total=150, unit="steps") as work:
+    with working("training", total=150, unit="steps") as work:
         for _ in range(150):
             ...
             work.advance()

@@ -1,4 +1,4 @@
-"""The KL gate of an update: accepts a step whose exact KL is within the radius; else backtracks or restores it.
+"""The KL gate of an update: accepts a step within the radius, backtracks it, or restores the old weights.
 
 The gate first checks some episodes of every problem, and all of them if those do not settle it. A step that does not
 pass is moved back along the line to the old parameters, where the KL falls with the square of the step. If no candidate
