@@ -2,7 +2,7 @@
 
     from teamtr import Agent, Plan, TeamTrainer
 
-Names are loaded when they are first asked for, so that ``import teamtr`` costs nothing.
+Names are imported on first access, so that ``import teamtr`` costs nothing.
 """
 
 from __future__ import annotations

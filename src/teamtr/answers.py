@@ -1,4 +1,4 @@
-"""What engines are asked for and what they answer: samples, divergences, the figures of a step."""
+"""Requests to engines and their results: samples, divergences, and the statistics of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teamtr.types import Finish, Floats, Ids
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are drawn. Without a temperature, at the agent's training temperature; 0 is greedy."""
+    """How tokens are sampled. ``temperature`` None: the agent's training temperature; 0: greedy."""
 
     temperature: float | None = None
     top_p: float = 1.0
@@ -24,7 +24,7 @@ AS_TRAINED = Decoding()
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sampler returns for one prompt. ``version`` names the weights that wrote it."""
+    """A sampled message for one prompt. ``version`` identifies the weights that wrote it."""
 
     token_ids: Ids
     logprobs: NDArray[np.float32]
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One message that a sampler is asked for: of at most as many tokens as there are numbers in ``noise_T``."""
+    """A request for one message of at most ``len(noise_T)`` tokens."""
 
     agent: str
     prompt: Ids
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ended:
-    """A message of a stream that is whole. ``row`` counts the messages that the stream was asked for, from 0."""
+    """A finished message of a stream. ``row`` is the index of its request in the stream, from 0."""
 
     row: int
     sample: Sample
@@ -52,16 +52,16 @@ class Ended:
 
 @dataclass(frozen=True)
 class AgentInfo:
-    """What an engine says of one of its models.
+    """An engine's description of one of its models.
 
-    ``precision`` is the arithmetic of scoring and training; ``precisions`` are this one and all finer ones that
-    ``set_precision`` takes, in order. ``sampling`` says in a few words how messages are sampled. ``end_ids`` end a
-    message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
-    ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
-    ``trained_parameters`` counts the policy's own, without a critic's, and ``parameters`` those of its model, without
-    adapters. ``samples_from_a_copy``: messages are sampled from a copy of the weights, and not from those that are
-    trained. ``positions``: most tokens of a prompt and its message; None where nobody knows of a limit. ``batch``: the
-    same for agents that are sampled in one batch; empty where each has batches of its own.
+    ``precision`` is that of scoring and training; ``precisions`` are this one and all finer ones that ``set_precision``
+    accepts, in order. ``sampling`` describes briefly how messages are sampled. ``end_ids`` end a message.
+    ``reference_version`` identifies the policy that a reference KL is taken to; None without one. ``config_version``
+    identifies the computation apart from the weights, ``base_version`` the frozen weights under an adapter.
+    ``trained_parameters`` counts the policy's trained parameters without a critic's, ``parameters`` those of its model
+    without adapters. ``samples_from_a_copy``: messages are sampled from a copy of the weights, not from the trained
+    weights themselves. ``positions``: maximum tokens of a prompt with its message; None if there is no known limit.
+    ``batch``: equal for agents that are sampled in one batch; empty if each agent has batches of its own.
     """
 
     precision: str
@@ -81,7 +81,7 @@ class AgentInfo:
 
 @dataclass(frozen=True)
 class TokenShift:
-    """What an update did to the tokens of each rank before it, averaged over positions (fig:logit-vocab).
+    """The effect of an update on tokens by their rank before it, averaged over positions (fig:logit-vocab).
 
     Entry r belongs to the token that was the (r+1)-th most likely; the last entry is all other tokens together.
     """
@@ -91,7 +91,7 @@ class TokenShift:
     after_R: Floats
     """Probability of the same token after it."""
     moved_R: Floats
-    """Mean absolute change of the log-probability; of the others' total in the last entry."""
+    """Mean absolute change of the log-probability; in the last entry, of the other tokens' total probability."""
     flipped: float
     """Share of positions whose most likely token changed."""
     positions: int
@@ -103,7 +103,7 @@ class Divergence:
 
     ``full_M`` is exact given the prefixes (app:impl); ``k1_M`` is the paper's estimate (eq:emp_tok_kl);
     ``k3_M`` its non-negative variant; ``log_ratio_M`` is log new(m) - log cur(m), so ``k1_M == -log_ratio_M``.
-    ``reference_M`` estimates KL(new || reference) by the same variant, where the batch was scored under the reference.
+    ``reference_M`` is the k3 estimate of KL(new || reference), if the batch was scored under the reference.
     """
 
     full_M: Floats
@@ -118,8 +118,8 @@ class Divergence:
 
 @dataclass(frozen=True)
 class StepStats:
-    """One optimizer step. ``applied`` is False when a non-finite loss or gradient was thrown away. ``kl_reference`` is
-    the mean that ``Objective.reference_kl`` weighs, None without a reference."""
+    """One optimizer step. ``applied`` is False if a non-finite loss or gradient was discarded. ``kl_reference`` is the
+    mean that ``Objective.reference_kl`` multiplies; None without a reference."""
 
     applied: bool
     surrogate: float
@@ -132,7 +132,7 @@ class StepStats:
 @dataclass(frozen=True)
 class ValueStats:
     """One step of a critic: its mean loss over tokens before the step, and the share of tokens whose value had moved by
-    more than the clip range. ``applied`` is False when a non-finite loss or gradient was thrown away."""
+    more than the clip range. ``applied`` is False if a non-finite loss or gradient was discarded."""
 
     applied: bool
     loss: float

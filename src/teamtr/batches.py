@@ -1,4 +1,4 @@
-"""Rollouts as a batch: whole episodes in groups by problem, and the messages of one agent among them.
+"""Batches of rollouts: whole episodes grouped by problem, and the messages of one agent in them.
 
 A worked example, two agents, one problem, G = 2::
 
@@ -23,10 +23,10 @@ from teamtr.types import Episode, Floats, Ids, Problem, Verdict
 class AgentBatch:
     """The messages of one agent in a batch of episodes.
 
-    ``prompts[m]`` and ``messages[m]`` are token ids of any length; padding, if any, is the engine's affair.
-    ``episode_M``, ``problem_M`` and ``turn_M`` say where each message came from; ``cluster_M`` is equal for messages
-    of one problem also when it stands in the batch more than once (by default ``problem_M``). ``cut_M`` marks messages
-    that ended at the token limit (by default none).
+    ``prompts[m]`` and ``messages[m]`` are token ids of any length; padding, if any, is left to the engine.
+    ``episode_M``, ``problem_M`` and ``turn_M`` give the origin of each message. ``cluster_M`` is equal for all messages
+    of one problem, even if the problem is in the batch more than once (default: ``problem_M``). ``cut_M`` marks
+    messages that ended at the token limit (default: none).
     """
 
     agent: str
@@ -50,17 +50,17 @@ class AgentBatch:
 
     @cached_property
     def lengths_M(self) -> NDArray[np.int64]:
-        """Tokens of each message."""
+        """Number of tokens of each message."""
         return _fixed(np.array([len(m) for m in self.messages], dtype=np.int64))
 
     @cached_property
     def sizes_M(self) -> NDArray[np.int64]:
-        """Tokens of each message with its prompt."""
+        """Number of tokens of each message with its prompt."""
         return _fixed(self.lengths_M + np.array([len(p) for p in self.prompts], dtype=np.int64))
 
     def rows(self, index: Sequence[int] | NDArray[np.int64]) -> AgentBatch:
         """The messages at these positions, in this order."""
-        places = np.asarray(index).tolist()  # Python's own numbers, which lists are faster with
+        places = np.asarray(index).tolist()  # indexing lists is faster with Python integers
         return AgentBatch(
             agent=self.agent,
             prompts=tuple([self.prompts[i] for i in places]),
@@ -75,17 +75,17 @@ class AgentBatch:
 
 
 def _fixed(counts_M: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Counted once and handed to many: nobody may write to it."""
+    """Makes a cached array read-only, since all callers share it."""
     counts_M.flags.writeable = False
     return counts_M
 
 
 @dataclass(frozen=True)
 class Verified:
-    """How much of each message may stand as the updated agent's own (``theory.verification``).
+    """How much of each message may be kept as a sample of the updated agent (``theory.verification``).
 
-    ``kept_M`` counts the tokens that stay; where that is less than the whole message, ``next_M`` is the token that
-    follows them (-1 elsewhere) and the rest is drawn anew.
+    ``kept_M`` counts the tokens that are kept. Where that is less than the whole message, ``next_M`` is the token that
+    follows them (-1 elsewhere), and the rest is sampled again.
     """
 
     kept_M: NDArray[np.int64]
@@ -94,11 +94,11 @@ class Verified:
 
 @dataclass(frozen=True)
 class Carried:
-    """How far a team has moved from what it wrote, turn by turn.
+    """How far a team has moved since it wrote a batch, by turn.
 
-    ``log_ratio_U`` is the log-probability of each turn's message under the team ``team_version``, less that under the
-    weights that wrote it. ``kept_U`` and ``next_U`` are what ``Verified`` says of them, where a plan asks for it; a
-    turn whose agent was not updated is kept whole, which -1 says.
+    ``log_ratio_U`` is the log-probability of each turn's message under the team ``team_version``, minus that under the
+    weights that wrote it. ``kept_U`` and ``next_U`` are the values of ``Verified`` for each turn, in plans that redraw
+    partially; -1 in ``kept_U`` means that the turn's agent was not updated and its message is kept whole.
     """
 
     team_version: str
@@ -108,7 +108,8 @@ class Carried:
 
 
 def discounted(verdict: Verdict, turns: int, gamma: float) -> float:
-    """The return of an episode of so many turns: the rewards of turns come with them, all else with the last one."""
+    """The discounted return of an episode of ``turns`` turns: rewards of turns arrive with them, the rest with the last
+    turn."""
     last = gamma ** max(turns - 1, 0)
     made = verdict.breakdown
     if made is None or not made.by_turn:
@@ -121,9 +122,9 @@ def discounted(verdict: Verdict, turns: int, gamma: float) -> float:
 class RolloutBatch:
     """Episodes of P problems x G, problem-major.
 
-    ``carried`` says how far the team has moved since; None when nobody was updated since it was written.
-    ``redrawn``: parts of it were kept from episodes that earlier updates learned from (``rollout.redraw``). The last
-    ``past`` problems are those of an earlier stage, drawn again (``joined``).
+    ``carried`` says how far the team has moved since the batch was written; None if no agent was updated since.
+    ``redrawn``: parts of it were kept from episodes that earlier updates were trained on (``rollout.redraw``). The last
+    ``past`` problems are from an earlier stage and were drawn again (``joined``).
     """
 
     problems: tuple[Problem, ...]
@@ -148,18 +149,18 @@ class RolloutBatch:
         return versions.pop()
 
     def returns_PG(self, gamma: float) -> Floats:
-        """Discounted return of each episode; what no turn earned arrives with the last one."""
+        """Discounted return of each episode; rewards that belong to no turn arrive with the last one."""
         flat = [discounted(e.verdict, len(e.turns), gamma) for e in self.episodes]
         return np.array(flat, dtype=np.float64).reshape(len(self.problems), self.group_size)
 
     def discounts_PG(self, gamma: float) -> Floats:
-        """Of what arrives with each episode's last turn."""
+        """The discount of rewards that arrive with each episode's last turn."""
         flat = [gamma ** max(len(e.turns) - 1, 0) for e in self.episodes]
         return np.array(flat, dtype=np.float64).reshape(len(self.problems), self.group_size)
 
     @property
     def present(self) -> tuple[Episode, ...]:
-        """The episodes that are not of an earlier stage."""
+        """The episodes of the current stage."""
         return self.episodes[: (len(self.problems) - self.past) * self.group_size]
 
     def of_problems(self, problems: Sequence[int]) -> RolloutBatch:
@@ -180,7 +181,7 @@ class RolloutBatch:
         )
 
     def joined(self, past: RolloutBatch) -> RolloutBatch:
-        """With episodes of an earlier stage behind these, which the present team wrote."""
+        """This batch, written by the current team, followed by episodes of an earlier stage."""
         assert self.carried is None, "nobody was updated since these were written"
         assert past.carried is not None, "somebody was updated since those were written"
         return RolloutBatch(
@@ -197,23 +198,23 @@ class RolloutBatch:
 
     @cached_property
     def first_U(self) -> NDArray[np.int64]:
-        """Where each episode's turns begin among all turns; one more entry says how many there are."""
+        """The index of each episode's first turn among all turns; the last entry is the number of turns."""
         return np.concatenate([[0], np.cumsum([len(episode.turns) for episode in self.episodes])]).astype(np.int64)
 
     def place_M(self, own: AgentBatch) -> NDArray[np.int64]:
-        """Where these messages stand among all turns."""
+        """The indices of these messages among all turns."""
         return np.asarray(self.first_U[own.episode_M] + own.turn_M)
 
     @property
     def log_weights_E(self) -> Floats | None:
-        """Trajectory log-weights from the team that wrote the episodes to the present one (app:exp:isdeg)."""
+        """Trajectory log-weights from the team that wrote the episodes to the current one (app:exp:isdeg)."""
         if self.carried is None:
             return None
         before_U = np.concatenate([[0.0], np.cumsum(self.carried.log_ratio_U)])
         return np.asarray(np.diff(before_U[self.first_U]))
 
     def log_weights_before_M(self, own: AgentBatch) -> Floats | None:
-        """The same of what came before each of these messages: what its context weighs."""
+        """The same for the turns before each of these messages: the log-weight of its context."""
         if self.carried is None:
             return None
         before_U = np.concatenate([[0.0], np.cumsum(self.carried.log_ratio_U)])
@@ -222,7 +223,7 @@ class RolloutBatch:
     def after(
         self, own: AgentBatch, log_ratio_M: Floats, team_version: str, verified: Verified | None = None
     ) -> RolloutBatch:
-        """The same episodes after an update of the agent of these messages, which made the team ``team_version``."""
+        """The same episodes after an update of the agent of ``own``, which made the team ``team_version``."""
         place_M, turns = self.place_M(own), int(self.first_U[-1])
         past = self.carried or Carried(team_version, np.zeros(turns))
         log_ratio_U = past.log_ratio_U.copy()

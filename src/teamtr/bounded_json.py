@@ -1,7 +1,7 @@
-"""JSON that somebody else wrote, read within bounds: its length, its depth, the digits of its whole numbers.
+"""A JSON reader for untrusted text, with bounds on length, nesting depth and the digits of integers.
 
 Python's own reader raises RecursionError on a thousand brackets and ValueError on five thousand digits. Here every text
-is a value or a ``NotJson`` that says why not and, where it is known, in which line and column.
+gives a value or a ``NotJson`` with the reason and, if known, the line and column.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 from teamtr.text import MOST_DIGITS, has_half_character
 
 DEEPEST = 100
-"""Brackets inside each other."""
+"""Maximum nesting depth of brackets."""
 
-# A string runs to its closing quote or to the end: one that is not closed must not be looked for again and again.
+# A string runs to its closing quote or to the end of the text, so that an unclosed one is not searched repeatedly.
 _BRACKET_OR_STRING = re.compile(r'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 class NotJson(ValueError):
-    """A text that is no JSON, or JSON beyond the bounds: that has no ``line`` and no ``column``."""
+    """Invalid JSON, or JSON beyond the bounds; the latter has no ``line`` and no ``column``."""
 
     def __init__(self, why: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(why if column is None else f"not JSON: {why} at line {line}, column {column}")
@@ -39,12 +39,12 @@ def read_json(
     strict: bool = False,
     half_characters: bool = True,
 ) -> Any:
-    """The value that a text of JSON holds.
+    """The value of a JSON text.
 
     Args:
-        longest: characters or bytes that it may have.
-        strict: refuse what JSON does not have (NaN, numbers without a finite value) and two values for one key.
-        half_characters: take text in which half of a surrogate pair stands alone.
+        longest: maximum length in characters or bytes.
+        strict: reject values that JSON does not have (NaN, numbers without a finite value) and duplicate keys.
+        half_characters: accept strings with lone surrogates.
     """
     if longest is not None and len(source) > longest:
         raise NotJson(f"longer than {longest} {'characters' if isinstance(source, str) else 'bytes'}")
@@ -63,7 +63,7 @@ def read_json(
 
 
 def is_deeper(value: Any, deepest: int = DEEPEST) -> bool:
-    """Whether lists and mappings of this value stand deeper inside each other."""
+    """Whether the lists and dicts of this value are nested deeper than ``deepest``."""
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(deepest):
         if not level:
@@ -116,7 +116,7 @@ def _items(holder: Any) -> Any:
 
 
 def _check_values(value: Any, *, infinite: bool, half: bool) -> None:
-    """No number without a finite value, no half of a character: unless they may be there."""
+    """Raise NotJson for infinite numbers and lone surrogates, unless they are allowed."""
     pending = [value]
     while pending:
         item = pending.pop()

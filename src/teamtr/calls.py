@@ -1,4 +1,4 @@
-"""A tool call as data: a name, JSON arguments, and the one form in which it stands in a shared context."""
+"""Tool calls as data: a name, JSON arguments, and the canonical text form used in the shared context."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 TOOL = "tool"
-"""The author of every result of a tool: no agent and nobody in an environment can have this name."""
+"""The author of every tool result. No agent and no author in an environment can have this name."""
 
 Schema = Mapping[str, Any]
-"""A tool as chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+"""A tool in the form that chat templates take: {"type": "function", "function": {"name", "description",
+"parameters"}}."""
 
 _MARKUP = re.compile(r"<(?=\||/?(?:think|tool_call|function_call))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as data: a name and JSON arguments."""
+    """A tool call: a name and JSON arguments."""
 
     name: str
     arguments: Mapping[str, Any]
 
     def canonical(self) -> str:
-        """The one form in which a call stands in a shared context: one line of JSON, keys sorted, no markup inside."""
+        """The form of a call in the shared context: one line of JSON with sorted keys and without markup."""
         text = json.dumps({"name": self.name, "arguments": _sorted(self.arguments)}, ensure_ascii=False)
         return _MARKUP.sub(lambda _: "\\u003c", text)
 
@@ -37,10 +38,10 @@ def _sorted(value: Any) -> Any:
 
 
 def allowed(schemas: Sequence[Schema], names: Collection[str] | None) -> tuple[Schema, ...]:
-    """Those of these names; None for all."""
+    """The tools with these names; None: all."""
     return tuple(schema for schema in schemas if names is None or name_of(schema) in names)
 
 
 def name_of(schema: Schema) -> str:
-    """What the tool is called by."""
+    """The tool's name."""
     return str(schema["function"]["name"])

@@ -1,4 +1,4 @@
-"""What can go wrong that a user can mend. Every message says what, where and what to do."""
+"""Errors that a user can fix. Every message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class TeamTRError(Exception):
 
 
 class UserError(TeamTRError, ValueError):
-    """A team file, a model, a template or data that cannot be used as it is."""
+    """A team file, model, template or data that is invalid or cannot be used."""
 
     exit_code = 2
 
 
 class Refused(TeamTRError):
-    """Something that could be done but must not: it would harm a run, or prove nothing."""
+    """A possible action that is refused because it would harm a run or prove nothing."""
 
     exit_code = 3
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the pages that some libraries add; its name where it says nothing."""
+    """The first line of an error's message, without the pages that some libraries add; its type if it is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
-"""Literals in somebody else's text, Python's or those of a tool call: read by hand, in one pass and within bounds.
+"""A bounded one-pass reader of literals in untrusted text, in Python's notation or that of tool calls.
 
 ``ast.literal_eval`` runs no code, but a text of a few thousand brackets or signs can exhaust its parser's stack. This
-reader goes from left to right and never back, no deeper than ``DEEPEST``: its cost grows with the text alone.
+reader goes from left to right without backtracking, and no deeper than ``DEEPEST``: its cost is linear in the text.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, NoReturn
 from teamtr.text import MOST_DIGITS
 
 LONGEST = 50_000
-"""Characters."""
+"""Maximum length in characters."""
 DEEPEST = 50
-"""Brackets inside each other."""
+"""Maximum nesting depth of brackets."""
 
 
 class NotALiteral(ValueError):
-    """A text that is no literal, or one beyond the bounds. The message says where, and quotes nothing of the text."""
+    """A text that is not a literal, or is beyond the bounds. The message gives the position and quotes no text."""
 
 
 @dataclass(frozen=True)
 class Notation:
-    """What counts as a literal. ``python``: all that ``ast.literal_eval`` takes but complex numbers, ``...`` and
-    numbers beyond all bounds. Otherwise values of JSON alone, whose texts may run over lines, and no key twice."""
+    """The syntax of literals. ``python``: everything that ``ast.literal_eval`` accepts except complex numbers, ``...``
+    and numbers beyond the bounds. Otherwise only values of JSON, with multi-line strings and without duplicate keys."""
 
     words: Mapping[str, Any]
     python: bool
@@ -63,7 +63,7 @@ _NAMED = re.compile(r"\{([^{}\n]{1,100})\}")
 
 
 def read_literal(text: str) -> Any:
-    """The value that ``ast.literal_eval`` gives; NotALiteral for all that is none, or none of ours."""
+    """The value that ``ast.literal_eval`` gives; raises NotALiteral for anything else, or beyond the bounds."""
     if len(text) > LONGEST:
         raise NotALiteral(f"a literal of more than {LONGEST} characters")
     if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
@@ -72,9 +72,9 @@ def read_literal(text: str) -> Any:
 
 
 def write_literal(value: Any, *, sort_keys: bool = False) -> str:
-    """The value as a literal, always the same for the same value; a dictionary's order is kept unless told otherwise.
+    """The value as a literal, deterministic; the order of dictionaries is kept unless ``sort_keys``.
 
-    Raises ValueError for what has no literal, such as an infinity.
+    Raises ValueError for values without a literal, such as infinity.
     """
 
     def written(items: Iterable[Any]) -> list[str]:
@@ -96,7 +96,7 @@ def write_literal(value: Any, *, sort_keys: bool = False) -> str:
 
 
 class Reader:
-    """Reads literals from left to right and never goes back; ``at`` is where it stands."""
+    """Reads literals from left to right without backtracking; ``at`` is the current position."""
 
     def __init__(self, text: str, notation: Notation) -> None:
         self.text = text
@@ -105,7 +105,7 @@ class Reader:
         self._open = 0  # brackets
 
     def whole(self) -> Any:
-        """The one value that the text is; in Python's notation also a tuple without brackets, on one line."""
+        """Reads the whole text as one value; in Python's notation also a tuple without brackets, on one line."""
         first = _FIRST_LINES.match(self.text)
         assert first is not None
         self.at = first.end()
@@ -125,7 +125,7 @@ class Reader:
         return found
 
     def peek(self) -> str:
-        """The next character that is not blank, or nothing. A line's end is blank within brackets only."""
+        """The next non-blank character, or "". In Python's notation, newlines are blank only within brackets."""
         blank = _BLANK if self._open or not self._notation.python else _IN_LINE
         found = blank.match(self.text, self.at)
         assert found is not None
@@ -133,19 +133,19 @@ class Reader:
         return self.text[self.at : self.at + 1]
 
     def taken(self, sign: str) -> bool:
-        """Whether this sign comes next; then it is behind us."""
+        """Whether this character comes next; if so, it is consumed."""
         if self.peek() != sign:
             return False
         self.at += 1
         return True
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
-        """What the pattern matches here; then it is behind us."""
+        """The text that the pattern matches here, which is consumed; None without a match."""
         self.peek()
         return self._match(pattern)
 
     def value(self) -> Any:
-        """The literal that comes next."""
+        """Reads the next literal."""
         sign = self.peek()
         if (_OPENING if self._notation.python else _QUOTE).match(self.text, self.at):
             return self._strings()
@@ -176,7 +176,7 @@ class Reader:
         return items
 
     def _brackets(self) -> Any:
-        """A tuple, or the one value in brackets."""
+        """A tuple, or a single value in parentheses."""
         self._enter()
         items: list[Any] = []
         comma = True
@@ -224,7 +224,7 @@ class Reader:
             raise NotALiteral(f"nested deeper than {self._notation.deepest}")
 
     def _next(self, end: str) -> bool:
-        """Past a comma; False where the closing bracket comes instead."""
+        """Consumes a comma; returns False if the closing bracket comes instead."""
         if self.taken(","):
             return True
         if self.peek() != end:
@@ -261,10 +261,10 @@ class Reader:
     # Texts
 
     def _strings(self) -> str | bytes:
-        """One text, or several in a row, which Python joins."""
+        """One string, or several adjacent ones, which Python joins."""
         if not self._notation.python:
             text = self._string("", self._match(_QUOTE) or "")
-            # As in JSON, two escapes may stand for one character.
+            # As in JSON, two escapes may form a surrogate pair.
             return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
         pieces: list[str] = []
         kinds: set[bool] = set()
@@ -283,7 +283,7 @@ class Reader:
         return text.encode("latin-1") if True in kinds else text
 
     def _string(self, prefix: str, quote: str) -> str:
-        """The rest of a text whose opening quote is behind us; of bytes, a character for each."""
+        """The rest of a string after its opening quote; for bytes, one character per byte."""
         pieces: list[str] = []
         start = first = self.at
         runs_over_lines = len(quote) == 3 or not self._notation.python
@@ -297,7 +297,7 @@ class Reader:
                 break
             if stop.group() == "\\":
                 if "r" in prefix:
-                    self.at += 1  # what follows is as it stands, also a quote
+                    self.at += 1  # in a raw string the next character is literal, even a quote
                 else:
                     pieces.append(self.text[start : stop.start()])
                     pieces.append(self._escaped("b" in prefix))
@@ -307,7 +307,7 @@ class Reader:
         return "".join(pieces)
 
     def _escaped(self, is_bytes: bool) -> str:
-        """What stands for what follows a backslash."""
+        """The character for the escape sequence after a backslash."""
         plain = _ESCAPES_OF_PYTHON if self._notation.python else _ESCAPES_OF_JSON
         letter = self.text[self.at : self.at + 1]
         if letter in plain and letter:

@@ -1,4 +1,4 @@
-"""What a class or function in a person's own Python file makes: ``python:FILE.py:CLASS``."""
+"""Loads classes and functions from a user's own Python file: ``python:FILE.py:CLASS``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PREFIX = "python:"
 
 
 class _AsItStands(SourceFileLoader):
-    """Runs the text of the file, never bytecode: Python takes an older text's if size and second are the same."""
+    """Runs the source of the file, never cached bytecode, which is stale if an edit keeps the size and second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def make_own(name: str, options: Mapping[str, Any], *given: Any, what: str = "task") -> Any:
-    """Call ``CLASS(*given, **options)``; the file is run, as any import is.
+    """Call ``CLASS(*given, **options)``; the file is executed, like any import.
 
-    Raises UserError where that cannot be done; ``what`` is the section of the team file that names it.
+    Raises UserError if that fails; ``what`` is the section of the team file that names the class.
     """
     make, path = own_attribute(name, what)
     if not callable(make):
@@ -40,7 +40,7 @@ def make_own(name: str, options: Mapping[str, Any], *given: Any, what: str = "ta
 
 
 def own_attribute(name: str, what: str) -> tuple[Any, Path]:
-    """What stands under a name in a person's own file, and that file, which is run."""
+    """An attribute of a user's own file, which is executed, and the path of that file."""
     file, _, attribute = name.removeprefix(PREFIX).rpartition(":")
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
@@ -59,7 +59,7 @@ def own_attribute(name: str, what: str) -> tuple[Any, Path]:
 
 
 def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, Any], given: int, what: str) -> None:
-    """Refuse what the call itself would: an option that it has not, or none where it must have one."""
+    """Raise UserError for options that the call itself would reject: unknown ones, or missing required ones."""
     parameters = list(inspect.signature(make).parameters.values())[given:]
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -73,7 +73,7 @@ def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, An
 
 @contextmanager
 def _own_code(name: str, path: Path) -> Iterator[None]:
-    """What a person's own code raises is told as theirs, with the line of their file that it came through."""
+    """Reports exceptions of a user's own code as UserError, with the line of their file."""
     try:
         yield
     except TeamTRError:

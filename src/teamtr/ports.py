@@ -1,7 +1,7 @@
-"""The narrow Protocols between the loop and whoever computes.
+"""The Protocols between the training loop and its engines, tasks, environments and tools.
 
-The loop, the advantages and the gate live on one side; weights live on the other. Only ids, numbers and names
-cross. Every implementation passes the one suite in ``tests/contract``.
+The loop, the advantages and the gate are on one side, the weights on the other. Only ids, numbers and names cross.
+Every implementation passes the same suite in ``tests/contract``.
 """
 
 from __future__ import annotations
@@ -36,34 +36,33 @@ from teamtr.types import Event, Floats, Ids, Problem, Reply, Situation, ToolRequ
 GB = 2**30
 
 Snapshot = NewType("Snapshot", object)
-"""A handle of an engine's own: what a learner was, to go back to. Nobody else looks inside."""
+"""An engine's opaque handle to a saved state of a learner, to be restored later."""
 
 
 Heard = Callable[[int, Sample], None]
-"""Told of a message while others are still sampled: its row, and the message."""
+"""Callback for a finished message while others are still being sampled: its row, and the message."""
 
 
 def unheard(row: int, sample: Sample) -> None:
-    """Where nobody asks before all are sampled."""
+    """The default ``Heard``: does nothing."""
 
 
 Follow = Callable[[int, int, Ids], bool]
-"""Told of tokens while their message is still sampled: its row, how many of its tokens came before, and the new ones.
-Says whether the row is still wanted."""
+"""Callback for tokens while their message is still being sampled: its row, the number of its earlier tokens, and the
+new tokens. Returns whether to continue the row."""
 
 
 def unfollowed(row: int, before: int, token_ids: Ids) -> bool:
-    """Where nobody asks before a message is whole."""
+    """The default ``Follow``: continues every row."""
     return True
 
 
 More = Callable[[Sequence[Ended]], Sequence[Wanted]]
-"""Told of the messages of a stream that are whole since it was last asked, none or several; gives those that it wants
-next."""
+"""Callback of a stream: receives the messages finished since its last call, if any; returns the next requests."""
 
 
 class EngineLost(TeamTRError):
-    """Part of an engine is gone, and with it all since the last commit: build it anew, and go on from that."""
+    """Part of an engine is lost, with all work since the last commit: rebuild it and resume from that commit."""
 
 
 @runtime_checkable
@@ -80,19 +79,18 @@ class Batches(Protocol):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """One message per prompt, of at most as many tokens as the noise has columns.
+        """Samples one message per prompt, of at most as many tokens as the noise has columns.
 
-        Row b's tokens depend on its prompt and on row b of ``noise_BT`` (uniform in [0, 1)) alone: a batch that is
-        split over workers says the same.
-        Log-probabilities are those of the distribution really sampled from, end token included. Every sample names
-        the weights that wrote it.
+        The tokens of row b depend only on its prompt and on row b of ``noise_BT`` (uniform in [0, 1)), so splitting a
+        batch over workers does not change them. Log-probabilities are those of the distribution that was actually
+        sampled from, end token included. Every sample names the weights that wrote it.
 
-        ``heard`` is told of every message as soon as the engine knows the whole of it, in any order, in the caller's
-        thread. Should rows have to be sampled again, it is told again: what is returned counts.
+        ``heard`` is called with every finished message, as soon as the engine has it, in any order, in the caller's
+        thread. If rows have to be sampled again, it is called again: only the returned messages count.
 
-        ``follow`` is told of every token of a row, in order, before the row is heard of, as soon and as many at a time
-        as the engine knows them: by the token, every few tokens, or the whole message at once. A row that it does not
-        want any more may end there, with the finish "length".
+        ``follow`` is called with every token of a row, in order, before ``heard``, as soon as the engine has the
+        tokens: one by one, a few at a time, or the whole message at once. If it returns False, the row may end there,
+        with the finish "length".
         """
         ...
 
@@ -106,23 +104,24 @@ class Sampler(Batches, Protocol):
         ...
 
     def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
-        """Messages of any agents, new ones while others are still sampled, until nobody wants more.
+        """Samples messages of any agents, accepting new requests while others are running, until there are no more.
 
-        ``more`` is asked first of all, then whenever messages are whole, and may be asked in between; always in the
-        caller's thread. What it is told is final. The rows that it gives are numbered on in their order. It ends when
-        no row is open and nothing is given. Within ``more`` nothing else may be asked of the sampler.
+        ``more`` is called first of all, then whenever messages are finished, and possibly in between; always in the
+        caller's thread. Messages passed to it are final. The rows that it returns are numbered consecutively. The
+        stream ends when no row is open and ``more`` returns nothing. ``more`` must not call the sampler.
 
-        A row's tokens depend on its prompt, its noise and its agent's weights alone, as in ``sample``. Which rows are
-        computed together depends on what was wanted and said, and never on a clock: a stream that is asked for the
-        same again gives the same bits, as far as ``sample`` does.
+        A row's tokens depend only on its prompt, its noise and its agent's weights, as in ``sample``. Which rows are
+        computed together depends on requests and messages, never on a clock: the same requests give the same bits, as
+        far as ``sample`` does.
 
-        ``heard`` and ``follow`` are as in ``sample``; a stream need not tell ``heard`` what it tells ``more`` at once.
+        ``heard`` and ``follow`` are as in ``sample``; a message that is passed to ``more`` at once need not be passed
+        to ``heard``.
         """
         ...
 
 
 class SetAside(Protocol):
-    """A learner as it was, as far as it is stored."""
+    """The stored part of a learner's state, as it was when set aside."""
 
     def fingerprint(self) -> str: ...
 
@@ -131,13 +130,13 @@ class SetAside(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Trains one agent. ``begin`` freezes the current policy on a batch; all later measures refer to it."""
+    """Trains one agent. ``begin`` freezes the current policy on a batch; all later measurements refer to it."""
 
     agent: str
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Tokens scored without and with a gradient since the start: {"scored": n, "trained": n}."""
+        """Tokens processed without and with a gradient since the start: {"scored": n, "trained": n}."""
         ...
 
     def version(self) -> str:
@@ -145,23 +144,23 @@ class Learner(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A hash of everything that ``save`` writes: weights and optimizer, and the critic where there is one."""
+        """A hash of everything that ``save`` writes: weights, optimizer state, and the critic if there is one."""
         ...
 
     def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
         """Freeze the policy on this batch; returns log p(message) under it, one per message.
 
-        ``reference``: score the batch also under the policy that the learner began with, which steps with
-        ``objective.reference_kl`` need. Weights end as they were, to the bit.
+        ``reference``: also score the batch under the policy that the learner began with, which steps with
+        ``objective.reference_kl`` need. Weights end bit-identical.
 
-        ``from_sampler``: where sampling was told to keep what it computed (``Engine.keep_scores``) with the weights
-        that the learner has now, take that as the frozen policy, and compute the rest.
+        ``from_sampler``: use the features that sampling kept (``Engine.keep_scores``) as the frozen policy where they
+        come from the learner's current weights, and compute the rest.
         """
         ...
 
     @property
     def sampler_scored(self) -> int:
-        """For how many messages the last ``begin`` took what the sampler had kept."""
+        """The number of messages for which the last ``begin`` used what the sampler had kept."""
         ...
 
     def token_logprobs(self) -> list[Floats]:
@@ -177,7 +176,7 @@ class Learner(Protocol):
         beta: float,
         learning_rate: float,
     ) -> StepStats:
-        """One optimizer step on these rows of the batch: maximise surrogate - beta * KL(old || new) -
+        """One optimizer step on these rows of the batch: maximize surrogate - beta * KL(old || new) -
         objective.reference_kl * KL(new || reference). Never applies a non-finite loss or gradient.
 
         ``advantages``: an array with one number per row, or a list with an array per row, one number per token.
@@ -192,53 +191,53 @@ class Learner(Protocol):
     def fit_values(
         self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
     ) -> ValueStats:
-        """One optimizer step of the critic on these rows, towards one target per token; a value that is ``clip`` away
-        from that of ``values()`` is drawn no further. The policy stays as it is to the bit; raises without a critic."""
+        """One optimizer step of the critic on these rows, towards one target per token. A value that is ``clip`` away
+        from that of ``values()`` is not moved further. The policy stays bit-identical; raises without a critic."""
         ...
 
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
-        """From the frozen policy to the present one, on these rows (all when None)."""
+        """The divergence from the frozen policy to the current one, on these rows (None: all)."""
         ...
 
     def verify(self, noise_N: Floats, noise_M: Floats) -> Verified:
-        """How much of each message of the batch may stand as the present policy's own (``theory.verification``), with
-        one number in [0, 1) per token and one per message to draw by."""
+        """How much of each message of the batch may be kept as a sample of the current policy
+        (``theory.verification``). The noise is one number in [0, 1) per token and one per message."""
         ...
 
     def token_kls(self) -> list[Floats]:
-        """The exact KL from the frozen policy to the present one at each token's position, per message."""
+        """The exact KL from the frozen policy to the current one at each token's position, per message."""
         ...
 
     def token_shift(self) -> TokenShift:
-        """What happened since ``begin`` to the tokens of each rank, over all positions of its batch."""
+        """The change since ``begin`` of the tokens of each rank, over all positions of its batch."""
         ...
 
     def end(self) -> None:
-        """Forget the frozen policy and free what it held."""
+        """Discard the frozen policy and free its memory."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """Weights and optimizer state, and the critic's, to be restored bit for bit."""
+        """Weights and optimizer state, of the critic too, to be restored bit for bit."""
         ...
 
     def restore(self, snapshot: Snapshot) -> None: ...
 
     def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
-        """Put the weights at start + fraction * (end - start), keeping the present optimizer state and critic."""
+        """Set the weights to start + fraction * (end - start), keeping the current optimizer state and critic."""
         ...
 
     def perturb(self, relative: float, seed: int) -> None:
-        """Add noise of this relative size to the trainable weights (to measure the floor of scoring)."""
+        """Add noise of this relative size to the trainable weights (to measure the noise floor of scoring)."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Weights in Hugging Face form, and the optimizer's state and the critic beside them; no pickle."""
+        """Write the weights in Hugging Face format, next to the optimizer state and the critic; no pickle."""
         ...
 
     def set_aside(self) -> SetAside | None:
-        """What ``fingerprint`` and ``save`` would tell and write now, for another thread to ask for while the engine
-        samples; good until the next ``begin`` of this learner, and to be let go of before. None where an engine answers
-        one call at a time."""
+        """The current state, on which another thread can call ``fingerprint`` and ``save`` while the engine samples,
+        with the results that they would have now. Valid until the next ``begin`` of this learner, and to be released
+        before. None if the engine handles one call at a time."""
         ...
 
     def load(self, folder: Path) -> None: ...
@@ -246,7 +245,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Lengths:
-    """Most tokens that one agent reads and says at once, and how many of them all its prompts begin with."""
+    """The maximum tokens of one agent's prompt and message, and the length of the prefix that its prompts share."""
 
     prompt: int
     message: int
@@ -257,17 +256,17 @@ class Lengths:
         return self.prompt + self.message
 
     def distinct(self, rows: int) -> int:
-        """Tokens of so many rows, common beginnings once."""
+        """Tokens of this many rows, with the shared prefix counted once."""
         return self.shared + rows * (self.whole - self.shared)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The most that a run will ask of an engine at once.
+    """The largest load that a run puts on an engine at once.
 
-    ``episodes`` are played together. ``messages`` is how many messages an update learns from, ``checked`` how many the
-    check before the run scores, both by trainable agent. An update's messages are of ``problems`` problems; a step
-    takes one of ``minibatches`` parts of them.
+    ``episodes`` are played together. ``messages`` is the number of messages that an update is trained on, ``checked``
+    the number that the check before the run scores, both by trainable agent. An update's messages belong to
+    ``problems`` problems; a step takes one of ``minibatches`` parts of them.
     """
 
     lengths: Mapping[str, Lengths]
@@ -281,7 +280,7 @@ class Demand:
     """Agents whose messages are not sampled by this engine."""
 
     def of(self, agents: Collection[str]) -> Demand:
-        """What of it concerns these agents."""
+        """The part of the demand that concerns these agents."""
 
         def own(by_agent: Mapping[str, Any]) -> dict[str, Any]:
             return {agent: value for agent, value in by_agent.items() if agent in agents}
@@ -289,10 +288,11 @@ class Demand:
         return replace(self, lengths=own(self.lengths), messages=own(self.messages), checked=own(self.checked))
 
     def of_worker(self, shards: int, workers: int) -> Demand:
-        """The most of it that one of so many workers gets, where shards are dealt out among them.
+        """The largest demand on one of ``workers`` workers among which the shards are distributed.
 
-        It samples one shard after the other and keeps the messages of all its own; a problem's are in one shard. A step
-        is drawn from the whole update, so that all its rows may be of one worker. What is checked is left whole.
+        A worker samples its shards one after the other and keeps the messages of all of them; all messages of a problem
+        are in one shard. A step is drawn from the whole update, so one worker may hold all of its rows. ``checked`` is
+        not divided.
         """
         problems = min(self.problems, -(-shards // workers) * -(-self.problems // shards))
         messages = {name: -(-count * problems // self.problems) for name, count in self.messages.items()}
@@ -309,14 +309,15 @@ class Demand:
 
 
 def _most_parts(rows: int, size: int) -> int:
-    """Into how many parts rows can be cut, when the largest must have ``size`` rows, or all where there are fewer."""
+    """The largest number of parts into which rows can be split if the largest part must have ``size`` rows, or all rows
+    if there are fewer."""
     size = min(rows, size)
     return rows if size <= 1 else -(-rows // (size - 1)) - 1
 
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One thing that takes memory."""
+    """One item of memory use."""
 
     what: str
     bytes: int
@@ -329,10 +330,10 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is needed, and what the device has (None on a CPU). ``where``: which of several groups of workers it is
-    needed in. ``servers``: what those take that sample for the team, ``taken`` of it on the same device, of which
-    ``available`` is what they leave. ``lacking``: why some of them cannot start, in words. ``recomputed``: agents whose
-    activations are computed again on the way back (``learner.recompute``)."""
+    """The memory needed, and the memory available on the device (None on a CPU). ``where``: the group of workers that
+    needs it, if there are several. ``servers``: the memory of servers that sample for the team; they take ``taken`` of
+    it on the same device, and ``available`` is what they leave. ``lacking``: the reasons why some of them cannot start.
+    ``recomputed``: agents whose activations are recomputed in the backward pass (``learner.recompute``)."""
 
     items: tuple[MemoryItem, ...]
     available: int | None
@@ -352,7 +353,7 @@ class MemoryPlan:
 
     @property
     def missing(self) -> int:
-        """Bytes; below 0 what is left, and all of them where nobody counts what there is."""
+        """Bytes missing: negative if memory is left over, the whole total if the available memory is not known."""
         return self.total - (self.available or 0)
 
     def as_record(self) -> dict[str, Any]:
@@ -370,8 +371,8 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal found: the messages at a time that fit, by trainable agent, the most that was in use (None where
-    nothing is counted), and the agents whose activations are recomputed."""
+    """The result of a rehearsal: the micro-batch that fits, in messages by trainable agent, the peak memory in use
+    (None if it is not counted), and the agents whose activations are recomputed."""
 
     micro_batch: Mapping[str, int]
     peak_bytes: int | None
@@ -380,22 +381,22 @@ class Rehearsal:
 
 @runtime_checkable
 class Engine(Sampler, Protocol):
-    """Computes for a team: samples for all agents, trains each of them, and knows what it needs.
+    """The models of a team: samples for all agents, trains each of them, and predicts the memory needed.
 
-    An engine may live in other processes: only arrays, numbers, names and the records of ``types`` and ``ports`` cross.
+    An engine may run in other processes: only arrays, numbers, names and the records of ``types`` and ``ports`` cross.
     """
 
     agents: tuple[str, ...]
-    """Every model that it holds: the agents of the team, and whoever plays other roles."""
+    """Every model of the engine: the agents of the team, and models that play other roles."""
 
     def publish(self, agent: str, version: str) -> None:
-        """From now on the agent speaks with these weights, which its learner holds; raises when it does not."""
+        """From now on, sample this agent with the weights ``version``; raises if its learner does not hold them."""
         ...
 
     def keep_scores(self, agent: str | None) -> None:
-        """From now on keep what sampling computes of this agent's messages, for its next ``begin``, and forget what was
-        kept before. None: keep nothing more. Once anything is published, all is forgotten: a run that goes on from a
-        commit has kept nothing either, and does the same."""
+        """From now on, keep the features that sampling computes for this agent's messages, for its next ``begin``, and
+        discard earlier ones. None: keep nothing more. Publishing any weights discards everything that was kept, because
+        a run resumed from a commit starts without kept features and must compute the same."""
         ...
 
     def learner(self, agent: str) -> Learner: ...
@@ -403,32 +404,33 @@ class Engine(Sampler, Protocol):
     def info(self, agent: str) -> AgentInfo: ...
 
     def set_precision(self, agent: str, precision: str) -> None:
-        """Score and train in this arithmetic from now on."""
+        """From now on, score and train in this precision."""
         ...
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """What this demand takes, before anything of it runs."""
+        """The memory that this demand takes, predicted before anything runs."""
         ...
 
     def rehearse(self, demand: Demand) -> Rehearsal:
-        """Take the memory that the demand takes once, and leave no trace but a micro-batch that fits."""
+        """Allocate the peak memory of the demand once, and change nothing but the micro-batch, which then fits."""
         ...
 
     def peak_bytes(self) -> int | None:
-        """The most that was in use since the last rehearsal; None where nothing is counted."""
+        """The peak memory in use since the last rehearsal; None if it is not counted."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds elsewhere; nothing is asked of it afterwards."""
+        """Release external resources. The engine must not be used afterwards."""
         ...
 
 
 class Distiller(Learner, Protocol):
-    """A learner that is measured from another model, the teacher, instead of its own frozen policy (app:align)."""
+    """A learner whose divergences are measured from another model, the teacher, instead of its own frozen policy
+    (app:align)."""
 
     def use_probes(self, old: AgentBatch, new: AgentBatch, *, exact: bool) -> None:
-        """Measure from the teacher on these messages from now on: ``old`` as the teacher reads them, ``new`` as the
-        student does. Without ``exact`` the two spell differently, and what the teacher said counts as certain."""
+        """From now on, measure from the teacher on these messages: ``old`` as tokenized for the teacher, ``new`` for
+        the student. Without ``exact`` the two tokenize differently, and the teacher's messages are taken as certain."""
         ...
 
     def teacher_logprobs(self, batch: AgentBatch) -> Floats:
@@ -437,10 +439,10 @@ class Distiller(Learner, Protocol):
 
 
 class Codec(Protocol):
-    """One agent's ears and mouth: text of the shared context to token ids, and back."""
+    """One agent's chat template and tokenizer: encodes the shared context to token ids and decodes messages."""
 
     def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
-        """Prompt ids; ``tools`` are those that the agent is told of."""
+        """Prompt ids; ``tools`` are those declared in the prompt."""
         ...
 
     def encode_message(self, text: str) -> Ids: ...
@@ -449,37 +451,37 @@ class Codec(Protocol):
 
 
 class Environment(Protocol):
-    """The other side of an interactive task. It keeps no state: a reply depends on the situation and the seed alone."""
+    """The other side of an interactive task. It is stateless: a reply depends only on the situation and the seed."""
 
     def reply(self, situations: Sequence[Situation], *, seed: int) -> list[Reply]:
-        """One reply to each, before every round. All episodes of a tick come at once, so that whoever plays the other
-        roles can be asked in one batch."""
+        """One reply per situation, called before every round. All episodes of a tick come at once, so that a model that
+        plays the other roles can sample one batch."""
         ...
 
     def speakers(self, problem: Problem) -> Sequence[str]:
-        """Every author that a reply to this problem may have: nobody else's line can pass for one of theirs."""
+        """Every author that a reply to this problem may have, so that no other message can pass for one of theirs."""
         ...
 
 
 class Tools(Protocol):
-    """What agents can call. It keeps no state: results depend on the request alone."""
+    """The tools that agents can call. Stateless: results depend only on the request."""
 
     def schemas(self, problem: Problem) -> Sequence[Schema]:
-        """The tools that there are for this problem, by JSON schema; no two of a name."""
+        """JSON schemas of the tools for this problem, with unique names."""
         ...
 
     def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
-        """One text for every call of every request, in order. All episodes of a tick come at once. Nothing that a call
-        says may raise: a bad one gets a text that says what is wrong with it."""
+        """One text for every call of every request, in order. All episodes of a tick come at once. No content of a call
+        may raise: the result of a bad call is an error message."""
         ...
 
 
 class Task(Protocol):
-    """What the loop asks of a task. ``teamtr.tasks.Task`` is the base class, with a default for all but ``grade``."""
+    """The interface of a task. ``teamtr.tasks.Task`` is the base class, with defaults for all but ``grade``."""
 
     @property
     def reward_range(self) -> float | None:
-        """Largest minus smallest reward, None when not known."""
+        """Largest minus smallest reward; None if not known."""
         ...
 
     @property
@@ -489,43 +491,45 @@ class Task(Protocol):
 
     @property
     def tools(self) -> Tools | None:
-        """What agents can call, where a task brings tools of its own."""
+        """The task's own tools, if it has any."""
         ...
 
     @property
     def grades_early(self) -> bool:
-        """Whether each verdict depends on its own episode alone, and ``grade`` may be called from another thread: then
+        """Whether each verdict depends only on its own episode and ``grade`` may be called from another thread. If so,
         episodes are graded while others are still played."""
         ...
 
     @property
     def silence(self) -> str:
-        """What stands for an agent's words where the plan asks what would have been without it."""
+        """The text that replaces an agent's messages when a plan evaluates episodes without them."""
         ...
 
     @property
     def failures(self) -> Counter[str]:
-        """How often each grader failure (crash, timeout) came up."""
+        """The number of grader failures of each kind (crash, timeout)."""
         ...
 
     def problems(self, split: str) -> Sequence[Problem]: ...
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        """One verdict per (problem, the team's answer, all messages' texts: a ``Transcript``, where it was played)."""
+        """One verdict per (problem, the team's answer, the texts of all messages), for played episodes a
+        ``Transcript``."""
         ...
 
     def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
-        """What is graded in the place of the team's answer where a whole dialogue counts; None where the answer is."""
+        """The text to grade in place of the team's answer, for tasks that grade a whole dialogue; None to grade the
+        answer."""
         ...
 
     def extract(self, text: str) -> str | None:
-        """The answer in a message, in a form that votes can be counted in; None when it states none."""
+        """The answer stated in a message, in a form suited to counting votes; None if it states none."""
         ...
 
     def labels(self, problem: Problem) -> dict[str, str]:
-        """What tables are broken down by."""
+        """Labels by which result tables are broken down."""
         ...
 
     def measures(self, problem: Problem, reply: str) -> dict[str, float]:
-        """What is reported of a reply besides its verdict."""
+        """Measures of a reply that are reported besides its verdict."""
         ...

@@ -1,4 +1,4 @@
-"""TeamTR, every baseline and every ablation as values of one ``Plan``. The loop never asks which one it runs."""
+"""TeamTR, every baseline and every ablation as values of one ``Plan``; the loop does not distinguish between them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from teamtr.types import AgentState
 
 @dataclass(frozen=True)
 class Resample:
-    """When to sample the team's conversations anew within a stage, and what is made of those that are there.
+    """When to sample new rollouts within a stage, and how to use the existing ones.
 
-    ``every=1`` before each update (TeamTR), ``every=2`` before every second, ``every=0`` only at stage start.
-    ``reweight`` corrects reused episodes to the present team (``theory.weights``), and samples when they are worn out:
-    when their effective share falls below ``min_effective_share``, or below what makes them the better buy, where
-    ``sampling_cost`` says what one sampled token costs beside one that is trained on ("measured": in the run's first
-    stage; None: the cost does not matter). ``partial`` keeps of worn-out episodes what the present team might have said
-    itself (``rollout.redraw``); ``control`` is the share of problems that are sampled wholly anew beside it, to see by
-    how much that is wrong. ``across_stages`` learns from the last stage's episodes once more, reweighted, where a
-    problem is drawn again and they are still worth ``min_effective_share``.
+    ``every=1`` samples before each update (TeamTR), ``every=2`` before every second, ``every=0`` only at stage start.
+    ``reweight`` corrects reused episodes to the current team (``theory.weights``), and samples when they are no longer
+    informative: when their effective share falls below ``min_effective_share``, or below the share at which reusing
+    them gains more for its cost. ``sampling_cost`` is the cost of a sampled token relative to a token that is trained
+    on ("measured": in the run's first stage; None: the cost does not matter). ``partial`` keeps the parts of such
+    episodes that the current team might have written itself (``rollout.redraw``); ``control`` is the share of problems
+    that are also sampled from scratch, to measure the bias of doing so. ``across_stages`` trains again on the last
+    stage's episodes, reweighted, if their problem is drawn again and their effective share is at least
+    ``min_effective_share``.
     """
 
     every: int = 1
@@ -42,10 +43,10 @@ class Resample:
 
 @dataclass(frozen=True)
 class Region:
-    """How an update is held near the old policy.
+    """How an update is kept near the old policy.
 
-    ``gate``: accept only when the upper KL bound is within the radius, back off otherwise, else restore.
-    ``beta``: starting weight of the KL penalty; ``adapt_beta`` steers it towards the radius.
+    ``gate``: accept only if the upper KL bound is within the radius; otherwise backtrack, and finally restore.
+    ``beta``: initial weight of the KL penalty; ``adapt_beta`` adapts it so that the KL approaches the radius.
     """
 
     gate: bool = True
@@ -59,8 +60,8 @@ class Region:
 
 
 Credit = Literal["team", "own", "difference", "crossed"]
-"""Which returns an agent is trained on: the team's, its own, what the team would have lost without it, or the team's
-with all that the others said in other episodes (``rollout.credit``)."""
+"""The returns an agent is trained on: the team's, its own, what the team would have lost without it, or the team's
+averaged over the others' messages in all episodes of the problem (``rollout.credit``)."""
 Allocation = Literal["equal", "gain", "certified"]
 OrderKind = Literal["fixed", "reverse", "random", "largest_gain", "together"]
 
@@ -69,10 +70,10 @@ OrderKind = Literal["fixed", "reverse", "random", "largest_gain", "together"]
 class Radii:
     """The KL allowed to one step, in nats per message unless ``per_token``.
 
-    ``adapt``: move each agent's radius so that the KL it really uses settles at ``nats`` (the paper's ablation
-    "adaptive delta"), within a factor of ten.
-    ``allocation``: how a stage's total of ``nats`` times the number of agents is shared out: equally, in proportion to
-    each agent's last gain (app:tightness), or so that the certified bound is largest; a tenth is equal in any case.
+    ``adapt``: adapt each agent's radius, within a factor of ten, so that the KL it actually uses settles at ``nats``
+    (the paper's ablation "adaptive delta").
+    ``allocation``: how a stage's total of ``nats`` times the number of agents is split: equally, in proportion to each
+    agent's last gain (app:tightness), or so that the certified bound is largest. A tenth is always split equally.
     """
 
     nats: float = 0.01
@@ -83,19 +84,19 @@ class Radii:
 
 @dataclass(frozen=True)
 class Order:
-    """Who is updated when: one agent a step, or all of them together in one step. ``largest_gain`` takes first the
-    agent whose last update gained most."""
+    """The order of updates: one agent per step, or all together in one step. ``largest_gain`` begins with the agent
+    whose last update gained most."""
 
     kind: OrderKind = "fixed"
 
 
 @dataclass(frozen=True)
 class Overlong:
-    """What happens to messages near or at their token limit (DAPO, arXiv 2503.14476, section 3.4).
+    """Treatment of messages near or at their token limit (DAPO, arXiv 2503.14476, section 3.4).
 
-    ``filter``: no step is made from a message that was cut at the limit; its episode still counts for its group.
-    ``cache``: an episode is punished for its worst message, by up to 1 over the last ``cache`` of the limit and by 1
-    where it was cut; 0 punishes nothing.
+    ``filter``: messages cut at the limit are not trained on; their episodes still count for their groups.
+    ``cache``: an episode is punished for its worst message: by up to 1 over the last share ``cache`` of the limit, and
+    by 1 if it was cut. 0 disables punishment.
     """
 
     filter: bool = False
@@ -108,8 +109,8 @@ class Overlong:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Put new problems in the place of groups without signal until every group has one, or all problems were tried
-    (DAPO, arXiv 2503.14476, section 3.2). ``limit``: rounds of that at most; 0 sets no limit."""
+    """Replace groups without a signal by new problems until every group has one or all problems were tried (DAPO, arXiv
+    2503.14476, section 3.2). ``limit``: maximum number of rounds; 0 sets no limit."""
 
     on: bool = False
     limit: int = 0
@@ -117,8 +118,8 @@ class DynamicSampling:
 
 @dataclass(frozen=True)
 class TeamSize:
-    """What of a team decides what a plan spends: how many agents are trained, and how many messages an episode has at
-    most (None: not known before the router is built)."""
+    """The size of a team as far as a plan's budget depends on it: the number of trained agents, and the maximum number
+    of messages of an episode (None: not known before the router is built)."""
 
     agents: int
     turns: int | None
@@ -126,7 +127,7 @@ class TeamSize:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run spends on training, by its settings: episodes that are sampled, messages in them at most, updates."""
+    """A run's training budget according to its settings: sampled episodes, their maximum messages, and updates."""
 
     rollouts: int
     messages: int | None
@@ -172,15 +173,15 @@ class Plan:
         return plan if radius is None else replace(plan, radii=replace(plan.radii, nats=radius))
 
     def return_range(self, reward_range: float | None) -> float | None:
-        """Largest minus smallest return of the team, when rewards have this range: a punishment adds 1."""
+        """Largest minus smallest return of the team if rewards have this range: a punishment adds 1."""
         return reward_range if reward_range is None or not self.overlong.punishes else reward_range + 1.0
 
     def first_state(self) -> AgentState:
-        """What every agent's first update begins with."""
+        """The state that every agent's first update begins with."""
         return AgentState(beta=self.region.beta, step_scale=1.0, radius_nats=self.radii.nats)
 
     def batches(self, agents: int) -> int | None:
-        """How many batches a stage of so many agents samples; None where the run decides that as it goes."""
+        """The number of batches that a stage samples; None if that is decided during the run."""
         measured = self.resample.min_effective_share > 0.0 or self.resample.sampling_cost is not None
         if self.dynamic_sampling.on or (self.resample.reweight and measured):
             return None
@@ -189,7 +190,7 @@ class Plan:
         return -(-agents // self.resample.every)
 
     def budget(self, size: TeamSize) -> Budget | None:
-        """What the plan spends with a team of this size; None where the run decides that as it goes."""
+        """The plan's budget with a team of this size; None if that is decided during the run."""
         batches = self.batches(size.agents)
         if batches is None:
             return None
@@ -199,12 +200,12 @@ class Plan:
 
     @property
     def critic(self) -> CriticAdvantage | None:
-        """How advantages come from a critic; None in plans without one."""
+        """The critic's advantage estimator; None in plans without a critic."""
         return self.advantage if isinstance(self.advantage, CriticAdvantage) else None
 
     @property
     def reuses_rollouts(self) -> bool:
-        """Whether one batch may serve several updates, so that later ones learn from what an older team wrote."""
+        """Whether one batch may be used for several updates, the later ones on rollouts of an older team."""
         return self.resample.may_be_stale or self.order.kind == "together"
 
 
@@ -212,10 +213,10 @@ MatchBy = Literal["rollouts", "tokens", "updates"]
 
 
 def matched(plan: Plan, by: MatchBy, size: TeamSize, reference: TeamSize) -> Plan:
-    """The plan with other sizes, so that a team of this size spends with it what TeamTR would spend with the team of
-    reference at the plan's own sizes: by rollouts or tokens another number of problems, by updates one of stages.
+    """The plan with sizes changed so that a team of size ``size`` spends what TeamTR would spend with a team of size
+    ``reference`` at the plan's own sizes. Matching rollouts or tokens changes ``problems``, updates ``stages``.
 
-    What messages are long is learned and not set, so tokens are counted by messages: rollouts times turns.
+    Message lengths are learned and cannot be set, so tokens are matched by messages: rollouts times turns.
     """
     if by == "updates":
         return replace(plan, stages=_nearest(plan.stages * reference.agents, size.agents))
@@ -231,7 +232,7 @@ def matched(plan: Plan, by: MatchBy, size: TeamSize, reference: TeamSize) -> Pla
 
 
 def _nearest(a: int, b: int) -> int:
-    """The whole number nearest to a / b, 1 at least; a half goes up."""
+    """a / b rounded to the nearest integer, halves up, and at least 1."""
     return max(1, (2 * a + b) // (2 * b))
 
 
@@ -292,7 +293,7 @@ PRESETS: dict[str, Plan] = {
     "sequential_grpo": replace(GRPO, resample=STALE),
     "sequential_dapo": replace(DAPO, resample=STALE),
 }
-"""Every named plan. ``joint`` and ``naive_sequential`` differ in name more than in mathematics: with separate
-parameters and one batch, updating together or in turn gives the same weights (bit for bit, also in whole runs:
-tests/e2e/test_teams.py). ``no_clipping`` differs from ``teamtr`` only for groups of more than ten, as the default of
-16 is: a group-normalized advantage cannot exceed sqrt(G - 1)."""
+"""Every named plan. ``joint`` and ``naive_sequential`` are mathematically equivalent: with separate parameters and one
+batch, updating together or in turn gives the same weights, bit for bit, also in whole runs (tests/e2e/test_teams.py).
+``no_clipping`` differs from ``teamtr`` only for groups of more than ten, such as the default of 16, because a
+group-normalized advantage cannot exceed sqrt(G - 1)."""

@@ -1,13 +1,13 @@
-"""What takes long, told to whoever wants to show it: nobody by default.
+"""Progress reporting of long operations to a display, by default to none.
 
-    with working("teaching", total=150, unit="steps") as work:
+    with working("training", total=150, unit="steps") as work:
         for _ in range(150):
             ...
             work.advance()
 
-Whoever shows it (``cli.works``) is told when a piece of work begins and ends, and looks at the count when it likes, so
-that counting costs next to nothing. It is set for a block (``listening``), and not passed through every signature
-between a command and the loop over micro-batches; threads that do not belong to the block are silent.
+The display (``cli.works``) is notified when an operation begins and ends, and reads the count when it needs it, so
+counting costs next to nothing. It is set for a block (``listening``) instead of being passed through every signature
+between a command and the loop over micro-batches. Threads outside the block report nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Protocol
 
 @dataclass(eq=False)
 class Work:
-    """``total`` is the most that there is to do, in ``unit``; None where nobody knows. Without a unit nothing is
-    counted."""
+    """One operation. ``total`` is the maximum amount of work in ``unit``; None if it is not known. Without a unit
+    nothing is counted."""
 
     what: str
     total: int | None = None
@@ -34,12 +34,12 @@ class Work:
         self.done += count
 
     def expect(self, count: int) -> None:
-        """There is so much more to do than was known."""
+        """Add this amount to the total."""
         self.total = (self.total or 0) + count
 
 
 class Progress(Protocol):
-    """Shows work. Pieces of work are nested: the one that began last ends first."""
+    """A display of work. Operations are nested: the one that began last ends first."""
 
     def begin(self, work: Work) -> None: ...
 
@@ -61,7 +61,7 @@ _listener: ContextVar[Progress] = ContextVar("listener", default=Silent())  # no
 
 @contextmanager
 def listening(progress: Progress) -> Iterator[None]:
-    """Work within is told to this one."""
+    """Reports work inside the block to this display."""
     token = _listener.set(progress)
     try:
         yield
@@ -71,7 +71,7 @@ def listening(progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def working(what: str, total: int | None = None, unit: str = "") -> Iterator[Work]:
-    """A piece of work."""
+    """One operation, reported to the current display."""
     work, listener = Work(what, total, unit), _listener.get()
     listener.begin(work)
     try:

@@ -1,6 +1,6 @@
-"""Randomness is named: every draw comes from (seed, purpose, stage, step, ...), never from global state.
+"""Named randomness: every draw is seeded by (seed, purpose, stage, step, ...), never by global state.
 
-A run that was killed asks for the same names again and so gets the same numbers.
+A resumed run uses the same names and therefore gets the same numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def generator(seed: int, *names: str | int) -> np.random.Generator:
 def resampled_range(
     values_P: NDArray[np.float64], confidence: float, *, draws: int, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Between which values the means of problems drawn with replacement lie, but for equal tails."""
+    """The bootstrap interval of the mean over problems, with equal tails."""
     count = len(values_P)
-    # How often each problem is drawn is all that matters: a multinomial, without P x draws indices.
+    # Only the number of times each problem is drawn matters: a multinomial needs no P x draws indices.
     times_DP = rng.multinomial(count, np.full(count, 1 / count), size=draws)
     tail = (1 - confidence) / 2
     low, high = np.quantile(times_DP @ values_P / count, [tail, 1 - tail])
@@ -37,19 +37,19 @@ def resampled_range(
 def uniforms(seed: int, rows: int, tokens: int) -> NDArray[np.float64]:
     """Noise for sampling: one number in [0, 1) per row and token.
 
-    Row i's numbers depend on the seed, i and the number of tokens alone, so that rows may be computed in any company
-    and order and still say the same.
+    Row i depends only on the seed, i and the number of tokens, so rows may be batched and ordered in any way without
+    changing the sampled tokens.
     """
     return np.random.default_rng(seed).random((rows, tokens))
 
 
 AT_ONCE = 4096
-"""Numbers that take as long as the generator that makes them."""
+"""The number of values that take as long to draw as creating their generator."""
 
 
 class RowNoise:
-    """Rows of ``uniforms(seed, ...)``, without the rows before them. Neighbours are made together, as many as cost no
-    more than one: mostly they are asked for one after the other."""
+    """Rows of ``uniforms(seed, ...)``, computed without the rows before them. Rows are mostly requested in order, so
+    neighbors are generated together, as many as cost hardly more than one."""
 
     def __init__(self, seed: int, tokens: int) -> None:
         self.seed, self.tokens = seed, tokens
@@ -60,7 +60,7 @@ class RowNoise:
         block, place = divmod(row, self._together)
         if block != self._block:
             numbers = np.random.PCG64(self.seed)
-            numbers.advance(block * self._together * self.tokens)  # one step of the generator for a number
+            numbers.advance(block * self._together * self.tokens)  # one generator step per number
             self._made = np.random.Generator(numbers).random((self._together, self.tokens))
             self._block = block
         found: NDArray[np.float64] = self._made[place]

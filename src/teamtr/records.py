@@ -1,14 +1,14 @@
-"""Every record of a run's log and of what ``train`` and ``swap`` yield, with the version of the format.
+"""The records of a run's log and those that ``train`` and ``swap`` yield, with the version of the format.
 
-A run writes typed records (``encode_record``) and reads its log back as typed records (``decode_record``). A run goes
-on only from a log that it understands whole: ``require_known`` refuses a newer version or an unknown kind by name.
-Whoever only shows a log (report, trackers, figures) takes the plain mappings and asks ``number``, ``mapping`` and the
-others for single fields, because there a field may be missing, null, not finite, or of a newer kind.
+A run writes typed records (``encode_record``) and reads its log back as typed records (``decode_record``). It resumes
+only from a log that it understands completely: ``require_known`` refuses a newer version or an unknown kind by name.
+Code that only displays a log (report, trackers, figures) uses the plain mappings and reads single fields with
+``number``, ``mapping`` and similar functions, because a field may be missing, null, not finite, or of a newer kind.
 
-Versions of the log, as ``log_version`` of its start, resume and swap records says:
+Versions of the log, from ``log_version`` of its start, resume and swap records:
 
     1  no version is written
-    2  the same records, and the version
+    2  the same records, with the version
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from teamtr.types import Floats
 
 LOG_VERSION = 2
 Record = Mapping[str, Any]
-"""A record as the log holds it."""
+"""A record in the form of the log."""
 
 
 class NewerLog(Refused):
-    """The log holds what this version of TeamTR does not know."""
+    """The log was written by a newer version of TeamTR, or has records of an unknown kind."""
 
 
 class RecordError(ValueError):
-    """A record lacks a field, or has one that cannot be what it should be."""
+    """A record lacks a required field or has one of the wrong type."""
 
 
 _FLAT = {"flat": True}
-"""Of a field whose own fields stand in the record."""
+"""Metadata of a field whose own fields are stored directly in the record."""
 _UNVERSIONED = {"absent": 1}
-"""Of the version, which logs of version 1 do not have."""
+"""Metadata of the version field, which logs of version 1 do not have."""
 
 
-# -- what a run writes ----------------------------------------------------------------------------------------
+# -- logged records -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MatchedBudget:
-    """What ``plan.match`` made of a run's sizes: what it spends by its settings, and what the preset teamtr would.
+    """The sizes that ``plan.match`` set, the run's budget with them, and that of the preset teamtr as reference.
 
-    ``planned`` and ``reference`` count rollouts, messages and updates; a number that only the run decides is missing.
+    ``planned`` and ``reference`` count rollouts, messages and updates; numbers decided during the run are missing.
     """
 
     match: str
@@ -75,7 +75,7 @@ class MatchedBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What a command that trains says first: where the run stands and what it computes with."""
+    """The first record of a training command: the state of the run, and the hardware and precision it uses."""
 
     stage: int
     updates: int
@@ -89,7 +89,8 @@ class Begun:
     memory: Mapping[str, Any] | None = None
     budget: MatchedBudget | None = None
     seconds: Mapping[str, float] | None = None
-    """What went before the first stage: to load models, to test the grader, to measure noise floors, to rehearse."""
+    """Time spent before the first stage, by task: loading models, testing the grader, measuring noise floors,
+    rehearsing."""
     time: float
     log_version: int = field(default=LOG_VERSION, metadata=_UNVERSIONED)
 
@@ -103,27 +104,27 @@ class StartRecord(Begun):
     """Noise floor of scoring, by agent."""
     warnings: tuple[str, ...] = ()
     warmup: Mapping[str, WarmupReport] | None = None
-    """What agents were trained on before the first stage; None without a warm-up."""
+    """The warm-up of each agent before the first stage; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRecord(Begun):
-    """A run goes on."""
+    """A run resumes."""
 
     kind: ClassVar[Literal["resume"]] = "resume"
     skipped: tuple[str, ...] = ()
-    """Which newer commits were damaged and passed over."""
+    """Newer commits that were damaged and skipped."""
     changes: tuple[str, ...] = ()
-    """What is other than when the run began: inputs, libraries, a log that has lost lines."""
+    """Differences from when the run began: inputs, libraries, a log that has lost lines."""
     evals: tuple[float, ...] = ()
     """Success of the evaluations so far."""
     lost: Mapping[str, Any] | None = None
-    """Of an engine that was lost on the way: why, and the seconds of work that went with it."""
+    """Details of an engine that was lost during the run: the reason, and the seconds of work lost with it."""
 
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """What a fresh batch of the same problems says that this update gained."""
+    """The gain of an update as measured by a fresh batch of the same problems."""
 
     update: int
     estimate: float
@@ -136,7 +137,7 @@ class MeasuredGain:
 
 @dataclass(frozen=True)
 class Redrawn:
-    """What dynamic sampling did for a batch; see ``rollout.Collected``."""
+    """Statistics of dynamic sampling for a batch; see ``rollout.Collected``."""
 
     rounds: int
     without_signal: int
@@ -145,7 +146,7 @@ class Redrawn:
 
 @dataclass(frozen=True)
 class MeasuredBias:
-    """How much more redrawn episodes earn than new ones of the same problems, with its interval over them."""
+    """Mean reward of redrawn episodes minus that of new ones of the same problems, with an interval over problems."""
 
     estimate: float
     lower: float
@@ -156,7 +157,7 @@ class MeasuredBias:
 
 @dataclass(frozen=True)
 class PartlyRedrawn:
-    """What redrawing kept of a batch; see ``rollout.redraw``."""
+    """The part of a batch that redrawing kept; see ``rollout.redraw``."""
 
     kept: float
     """Share of the tokens."""
@@ -172,7 +173,7 @@ class RolloutChoice:
     share: float | None = None
     needed: float | None = None
     cut: float = 0.0
-    """Share of the weights that truncation took."""
+    """Share of the weights removed by truncation."""
     partly: PartlyRedrawn | None = None
 
 
@@ -196,11 +197,11 @@ class UpdateRecord:
     health: Health | None = None
     """Of the batch and the step; None in logs of earlier versions."""
     rewards: RewardReport | None = None
-    """What they are made of, and what the grader printed; None where there is nothing to tell."""
+    """The composition of rewards, and grader output; None if there is nothing to report."""
     exact_success: tuple[float | None, float] | None = None
     """Before the update and after it."""
     measured_before: MeasuredGain | None = None
-    """Of the update before this one, by this one's batch."""
+    """The gain of the previous update, measured on this one's batch."""
     probe: Mapping[str, Any] | None = None
     episodes_total: int
     sampled_tokens_total: int
@@ -209,7 +210,7 @@ class UpdateRecord:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory of the card: what was planned, and the most that was in use."""
+    """GPU memory: planned, and peak in use."""
 
     planned_gb: float
     peak_gb: float | None
@@ -251,7 +252,7 @@ class SwapRecord:
     to: Mapping[str, Any]
     protocol: Mapping[str, Any]
     success: Mapping[str, float]
-    """By when it was measured: before, at_swap, after."""
+    """By time of measurement: before, at_swap, after."""
     intervals: Mapping[str, Interval]
     shock: float
     direct_shock: float
@@ -263,7 +264,7 @@ class SwapRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedRecord:
-    """A run was asked to stop, and everything is saved."""
+    """A run was stopped on request, after saving everything."""
 
     kind: ClassVar[Literal["stopped"]] = "stopped"
     stage: int
@@ -272,23 +273,23 @@ class StoppedRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRecord:
-    """A run has done all its stages, or was stopped early by ``eval.patience``."""
+    """A run completed all its stages, or was stopped early by ``eval.patience``."""
 
     kind: ClassVar[Literal["finished"]] = "finished"
     stage: int
     updates: int
     tokens: int
     best: HeldOut | None = None
-    """The checkpoint with the highest held-out success, which is kept; None where nothing was evaluated."""
+    """The checkpoint with the highest held-out success, which is kept; None without evaluations."""
     stopped_early: bool = False
 
 
-# -- what is yielded and not logged ---------------------------------------------------------------------------
+# -- records that are yielded and not logged ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerRecord:
-    """Something went wrong with a tracker."""
+    """A problem with a tracker."""
 
     kind: ClassVar[Literal["tracker"]] = "tracker"
     tracker: str
@@ -297,7 +298,7 @@ class TrackerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolRecord:
-    """How the protocols of the old and the new agent of a swap compare."""
+    """The comparison of the protocols of a swap's old and new agent."""
 
     kind: ClassVar[Literal["protocol"]] = "protocol"
     items: tuple[Mapping[str, Any], ...]
@@ -307,7 +308,7 @@ class ProtocolRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapEvalRecord:
-    """An evaluation during a swap; it is in the swap's journal."""
+    """An evaluation during a swap; logged in the swap's journal."""
 
     kind: ClassVar[Literal["swap_eval"]] = "swap_eval"
     when: str
@@ -317,7 +318,7 @@ class SwapEvalRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignRecord:
-    """One look of an alignment; see ``swap.steering.ProbeCheck``."""
+    """One check during an alignment; see ``swap.steering.ProbeCheck``."""
 
     kind: ClassVar[Literal["align"]] = "align"
     trial: int
@@ -333,7 +334,7 @@ class AlignRecord:
 LoggedRecord = (
     StartRecord | ResumeRecord | UpdateRecord | StageRecord | EvalRecord | SwapRecord | StoppedRecord | FinishedRecord
 )
-"""What a log may hold; runs of today yield the last two and do not log them."""
+"""The records that a log may hold; current versions yield the last two without logging them."""
 AnyRecord = LoggedRecord | TrackerRecord | ProtocolRecord | SwapEvalRecord | AlignRecord
 
 LOG_KINDS: tuple[str, ...] = tuple(each.kind for each in get_args(LoggedRecord))
@@ -344,7 +345,7 @@ _BY_KIND: Mapping[str, type[AnyRecord]] = {each.kind: each for each in get_args(
 
 
 def encode_record(record: AnyRecord) -> dict[str, Any]:
-    """The record as the log holds it."""
+    """The record in the form of the log."""
     values = asdict(record)
     encoded: dict[str, Any] = {"kind": record.kind}
     for each in fields(record):
@@ -354,8 +355,8 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
 
 
 def decode_record(record: Record) -> AnyRecord:
-    """The typed record. A field that is missing has its default, one that nobody knows is left out; one without a
-    default that is missing, or one of another type, is a RecordError."""
+    """The typed record. Missing fields get their defaults, unknown ones are ignored. Raises RecordError for a missing
+    field without a default or a field of the wrong type."""
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _BY_KIND:
         raise RecordError(f"its kind is {kind!r}, and the known ones are {', '.join(_BY_KIND)}")
@@ -374,7 +375,7 @@ def decode_report(report: Record) -> UpdateReport:
 
 
 def decode_health(record: Record) -> Health | None:
-    """The health of an update, for whoever only shows it; None where the log has none, or a damaged one."""
+    """The health of an update, for display; None if the log has none or a damaged one."""
     found = mapping(record, "health")
     try:
         made: Health = _build(Health, found)
@@ -384,7 +385,7 @@ def decode_health(record: Record) -> Health | None:
 
 
 def log_version(records: Iterable[Record]) -> int:
-    """The newest version that wrote to this log."""
+    """The newest format version in this log."""
     return max((found for record in records if (found := whole(record, "log_version"))), default=1)
 
 
@@ -393,7 +394,7 @@ def unknown_kinds(records: Iterable[Record]) -> list[str]:
 
 
 def require_known(records: Sequence[Record], where: object) -> None:
-    """Raise NewerLog unless this version of TeamTR knows all that the log holds; ``where`` names the log."""
+    """Raise NewerLog unless this version of TeamTR can read the whole log; ``where`` names the log."""
     found, kinds = log_version(records), unknown_kinds(records)
     if found > LOG_VERSION:
         raise NewerLog(
@@ -408,13 +409,13 @@ def require_known(records: Sequence[Record], where: object) -> None:
 
 
 def updates_before(record: Record) -> int:
-    """How many updates the run had done when this was logged, its own included."""
+    """The number of updates done when this was logged, including the record's own."""
     found = whole(record, "update")
     return found if found is not None else whole(record, "updates") or 0
 
 
 def _as_json_has_it(value: Any) -> Any:
-    """A list for a tuple, and keys that are text; of the value itself, not of what is in it."""
+    """Converts a tuple to a list, and keys to strings; not recursively."""
     if isinstance(value, dict):
         return {str(key): item for key, item in value.items()}
     return list(value) if type(value) is tuple else value
@@ -441,7 +442,7 @@ def _build(made: Any, found: Record) -> Any:
 
 
 def _typed(wanted: Any, value: Any, where: str) -> Any:
-    """The value as the type says that a field has; tuples and dataclasses are made of what JSON has in their place."""
+    """The value converted to the type of a field; tuples and dataclasses are built from their JSON forms."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if wanted is Any or (origin is Literal and value in inner):
         return value
@@ -486,7 +487,7 @@ def _key(wanted: Any, key: str, where: str) -> Any:
         raise RecordError(f"its {where} has the key {key!r}") from error
 
 
-# -- single fields, without trusting the record ---------------------------------------------------------------
+# -- single fields of untrusted records -----------------------------------------------------------------------
 
 
 def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
@@ -494,14 +495,14 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
 
 
 def number(record: Any, key: str) -> float | None:
-    """The finite number under this key; None when there is none."""
-    # Asked tens of thousands of times for one page: a dictionary, which a record is, is known at once.
+    """The finite number under this key; None if there is none."""
+    # Called tens of thousands of times for one page: records are dicts, which isinstance recognizes fast.
     value = record.get(key) if isinstance(record, (dict, Mapping)) else None
     if not isinstance(value, (float, int)) or isinstance(value, bool):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer too large for a float
         return None
 
 
@@ -511,13 +512,13 @@ def whole(record: Any, key: str) -> int | None:
 
 
 def numbers(values: object) -> Floats:
-    """A list of finite numbers; empty unless all of it is."""
+    """A list of finite numbers as an array; empty if any element is not one."""
     found = [number({"x": value}, "x") for value in values] if isinstance(values, list | tuple) else []
     return np.zeros(0) if None in found else np.array(found, dtype=np.float64)
 
 
 def mapping(record: Any, key: str) -> Mapping[str, Any]:
-    """The mapping under this key, empty when there is none."""
+    """The mapping under this key; empty if there is none."""
     value = record.get(key) if isinstance(record, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 

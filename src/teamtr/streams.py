@@ -1,8 +1,8 @@
-"""``ports.Sampler.stream`` for whoever can sample one batch at a time: of one agent, to the end of its longest message.
+"""``ports.Sampler.stream`` for engines that sample one batch of one agent at a time, until its longest message ends.
 
-Rows wait by agent and decoding. The most rows that wait together go next; of equally many, those
-that came first. Where all episodes ask the same agent this is play in lockstep, and what ends early waits for the
-slowest: an engine whose batch can take rows while it runs has a stream of its own.
+Rows are queued by agent and decoding. The longest queue is sampled next; of equally long ones, the one with the oldest
+row. If all episodes request the same agent, they run in lockstep, and messages that end early wait for the longest.
+Engines with continuous batching have a stream of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from teamtr.types import Ids
 
 
 class Batch(NamedTuple):
-    """What rows must have in common to be sampled at once."""
+    """The properties that rows must share to be sampled in one batch."""
 
     agent: str
     decoding: Decoding
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
-    """A stream by ``sample``."""
+    """A stream implemented with ``sample``."""
     waiting: dict[Batch, dict[int, Wanted]] = {}
     ended: list[Ended] = []
     rows = 0
@@ -46,7 +46,7 @@ def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Fo
 
 
 def sample_batch(sampler: Batches, wanted: Mapping[int, Wanted], heard: Heard, follow: Follow) -> list[Ended]:
-    """These rows of one batch, by their numbers in the stream. Those with less noise than others end where it does."""
+    """Samples these rows in one batch; keys are their indices in the stream. Each row ends where its noise ends."""
     rows, limits = list(wanted), [len(one.noise_T) for one in wanted.values()]
     batch, noise_BT = Batch.of(wanted[rows[0]]), np.zeros((len(rows), max(limits)))
     for noise_T, one in zip(noise_BT, wanted.values(), strict=True):
@@ -73,14 +73,14 @@ def sample_batch(sampler: Batches, wanted: Mapping[int, Wanted], heard: Heard, f
 
 
 def _cut(sample: Sample, limit: int) -> Sample:
-    """Of an engine that does not end a row where its noise ends."""
+    """Truncates the sample of an engine that did not end the row where its noise ended."""
     if len(sample.token_ids) <= limit:
         return sample
     return replace(sample, token_ids=sample.token_ids[:limit], logprobs=sample.logprobs[:limit], finish="length")
 
 
 class InTurns:
-    """A sampler whose stream is made of batches."""
+    """Mixin for a sampler whose stream consists of separate batches."""
 
     def stream(self: Batches, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
         in_turns(self, more, heard=heard, follow=follow)

@@ -1,15 +1,15 @@
-"""What is said: problems, messages, turns, verdicts and episodes, frozen; and the letters of axes.
+"""The data types of rollouts, all frozen: problems, messages, turns, verdicts and episodes; and the axis letters.
 
 Axis letters, used as suffixes of array names everywhere:
 
     P  problems in a batch          G  episodes of one problem (its group)
     E  episodes, E = P * G, problem-major: episode e is member e % G of problem e // G
     M  messages of one agent        T  token positions of a message, padded to the longest
-    U  turns of a batch, of all agents, in the order of episodes and turns
+    U  turns of all agents in a batch, in the order of episodes and turns
     N  real tokens, packed          V  vocabulary
 
 Flow: problems -> episodes (here) -> RolloutBatch (``batches.py``) -> advantages -> AgentBatch -> update
-(asking engines: ``answers.py``) -> UpdateReport -> new team.
+(requests to engines: ``answers.py``) -> UpdateReport -> new team.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from teamtr.calls import ToolCall
 
 PLAYER = "the player"
-"""The name of a model beside the team that plays the other roles of an interactive task: no agent can have it."""
+"""Name of the model outside the team that plays the other roles of an interactive task. No agent can have it."""
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -36,7 +36,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Message:
-    """One turn's text as the team sees it."""
+    """The text of one turn as the team sees it."""
 
     author: str
     text: str
@@ -45,7 +45,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. ``private[name]`` is shown to that agent alone."""
+    """One problem. ``private[name]`` is shown only to the agent ``name``."""
 
     id: str
     prompt: str
@@ -56,9 +56,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the environment of an interactive task said at one go: part of the shared context, never trained on.
+    """One reply of the environment of an interactive task: part of the shared context, never trained on.
 
-    ``messages`` may be empty. With ``ends`` the episode is over, and the act it replies to is the team's answer.
+    ``messages`` may be empty. If ``ends`` is set, the episode is over and the act it replies to is the team's answer.
     """
 
     messages: tuple[Message, ...] = ()
@@ -67,11 +67,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Situation:
-    """What an environment replies to: the whole state, so that a reply depends on nothing else.
+    """The input of an environment's reply: the whole state, so that a reply depends on nothing else.
 
-    ``acts[k]`` is what the team said in round k (its answer of that round); ``replies[k]`` came before it, the first
-    before anyone spoke. ``rounds_left`` counts the rounds that will still be replied to; with 0 the next round is the
-    final answer. ``calls`` are all calls of tools that were made before, by whomever, in their order.
+    ``acts[k]`` is the team's answer of round k; ``replies[k]`` preceded it, the first one before any agent spoke.
+    ``rounds_left`` counts the rounds that the environment will still reply to; with 0 the next round is the final
+    answer. ``calls`` are all earlier tool calls of all agents, in order.
     """
 
     problem: Problem
@@ -83,8 +83,8 @@ class Situation:
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """The calls of one message, and all that their results may depend on: the problem, who calls, and every call that
-    was made earlier in the episode, in order, so that a world which calls change can be rebuilt."""
+    """The calls of one message, and all that their results may depend on: the problem, the calling agent, and all
+    earlier calls of the episode in order, from which stateful tools can rebuild their state."""
 
     problem: Problem
     agent: str
@@ -94,10 +94,10 @@ class ToolRequest:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened between a team and the environment of an interactive task.
+    """One event between a team and the environment of an interactive task.
 
-    ``by`` the environment or the team: it said ``text`` to the other. ``by`` a tool: an agent made ``call``, and the
-    text is its result.
+    ``by`` the environment or the team: ``text`` is its message to the other. ``by`` a tool: an agent made ``call``, and
+    ``text`` is the result.
     """
 
     by: Literal["environment", "team", "tool"]
@@ -107,9 +107,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """What a reward is made of: ``shared``, which nobody earned alone, what single agents earned, and what single turns
-    earned, one value for each turn or none at all. Their sum is the reward. ``parts`` is the same sum by reward
-    function, each with its weight."""
+    """The composition of a reward: ``shared`` belongs to no single agent, ``by_agent`` to single agents and ``by_turn``
+    to single turns (one value per turn, or empty). Their sum is the reward. ``parts`` is the same sum split by reward
+    function, weights included."""
 
     shared: float = 0.0
     by_agent: Mapping[str, float] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Breakdown:
 
     @property
     def is_personal(self) -> bool:
-        """Whether it says who earned what."""
+        """Whether any of the reward is attributed to agents or turns."""
         return bool(self.by_agent) or bool(self.by_turn)
 
     @property
@@ -127,14 +127,14 @@ class Breakdown:
 
     @property
     def unplaced(self) -> float:
-        """What no turn earned. The sum does not depend on the order of agents, which no file keeps."""
+        """The reward that belongs to no turn. Its sum does not depend on the order of agents, which no file keeps."""
         return math.fsum((self.shared, *self.by_agent.values()))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit), the
-    whole team's. ``breakdown``: what it is made of; None where it is one number and no more."""
+    """A grader's verdict. ``right`` is success; ``reward`` is the whole team's reward for training, which may include
+    partial credit. ``breakdown`` is its composition; None if the reward is a single number."""
 
     kind: VerdictKind
     reward: float
@@ -147,15 +147,15 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Whether the grader was late or crashed."""
+        """Whether the grader timed out or crashed."""
         return self.kind in ("timeout", "crash")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One agent's message: the tokens it saw and the tokens it sampled, end token included when it stopped.
+    """One agent's message: its prompt tokens and its sampled tokens, with the end token if it stopped.
 
-    ``results``: what tools replied to the calls in it, in their order; never trained on.
+    ``results``: the results of its tool calls, in the order of the calls; never trained on.
     """
 
     agent: str
@@ -171,10 +171,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """One problem played to the end by the team. ``replies[k]`` is what the environment said before round k; without
-    an environment there are none. ``without[name]`` is the verdict had this agent said nothing and all others the same;
-    only plans that credit differences ask for it. ``crossed[name][k]`` is the return had this agent said what it said
-    and all others what they said in episode k of the group; only plans that credit agents crosswise ask for it."""
+    """One problem played to the end by the team. ``replies[k]`` is the environment's reply before round k; empty
+    without an environment. ``without[name]`` is the verdict if this agent had said nothing and all others the same;
+    computed only with ``credit: difference``. ``crossed[name][k]`` is the return of this agent's messages combined with
+    the others' messages of episode k of the group; computed only with ``credit: crossed``."""
 
     problem_id: str
     group_index: int
@@ -196,8 +196,8 @@ class Episode:
 
 
 def conversation(turns: Sequence[Turn], replies: Sequence[Reply]) -> tuple[Message, ...]:
-    """Who said what, in order: the environment's k-th reply comes before the turns of round k, what tools replied to a
-    message right behind it."""
+    """All messages in order: the environment's k-th reply precedes the turns of round k, and the results of tools
+    directly follow the message that called them."""
     return tuple(message for _, message in _in_order(turns, replies))
 
 
@@ -217,7 +217,7 @@ def _in_order(turns: Sequence[Turn], replies: Sequence[Reply]) -> Iterator[tuple
 
 
 class Spoken(NamedTuple):
-    """A message as a grader is shown it: ``assistant`` is an agent of the team, ``user`` the environment, ``tool`` the
+    """A message as passed to a grader: ``assistant`` is an agent of the team, ``user`` the environment, ``tool`` the
     result of a call."""
 
     role: Role
@@ -226,10 +226,10 @@ class Spoken(NamedTuple):
 
 
 class Transcript(tuple[str, ...]):
-    """The texts of all that the agents said in an episode, in order, as graders are given them; and who said them.
+    """The texts of all agents' messages in an episode, in order, as passed to graders, with their speakers.
 
-    ``speakers`` are the agents, one for each text; ``spoken`` is the whole conversation, the environment's and tools'
-    messages too.
+    ``speakers`` are the agents, one for each text; ``spoken`` is the whole conversation, including messages of the
+    environment and of tools.
     """
 
     spoken: tuple[Spoken, ...]
@@ -246,7 +246,7 @@ class Transcript(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class AgentState:
-    """How an agent's next update is steered: what it carries from one to the next besides weights and moments."""
+    """The state that an agent carries from one update to the next, besides weights and optimizer moments."""
 
     beta: float
     step_scale: float
@@ -256,7 +256,7 @@ class AgentState:
 
 
 def common_beginning(a: Ids, b: Ids) -> int:
-    """How many ids two rows begin with in common."""
+    """The length of the common prefix of two rows of ids."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n

@@ -1,3 +1,3 @@
-"""The version of the library, and nothing else: everything may import it."""
+"""The version of the library. It imports nothing, so that every module may import it."""
 
 __version__ = "0.2.0.dev0"

@@ -1,1 +1,1 @@
-"""What a run folder tells afterwards: diagnostics, the report and its page, the paper's figures."""
+"""Analysis of run folders: diagnostics, the report, and the paper's figures."""

@@ -1,4 +1,4 @@
-"""Inference-time methods: a team's models, untrained or trained, asked in other ways, at a cost that is counted."""
+"""Inference-time methods for a team's models, untrained or trained, with their token costs counted."""
 
 from teamtr.baselines.cast import Cast
 from teamtr.baselines.method import Method, play_method, setting

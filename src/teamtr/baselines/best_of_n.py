@@ -1,4 +1,4 @@
-"""Best of N: several chains of thought, and the one that a verifier rates highest (arXiv 2110.14168)."""
+"""Best of N: of several chains of thought, the one that a verifier rates highest (arXiv 2110.14168)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TOLD = f"Check the solver's answer step by step. How sure are you that it is rig
 @method("best_of_n")
 @dataclass(frozen=True)
 class BestOfN(Method):
-    """``candidates`` answers of one model, each rated once by the agent ``verifier``; of equals, the first."""
+    """``candidates`` answers of one model, each rated once by the agent ``verifier``; the best is taken (of equals, the
+    first)."""
 
     calls: ClassVar[bool] = False
     ROUNDS: ClassVar[int] = 2  # the candidate, then its rating

@@ -1,4 +1,4 @@
-"""Who plays a method: speakers with names of their own, each of them an agent of the team."""
+"""The speakers of a method: named roles, each played by an agent of the team."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from teamtr.types import Floats, Ids, Problem, Turn
 
 @dataclass(frozen=True)
 class Draws:
-    """What samples are drawn with, and where they are booked. ``seed`` names all of them."""
+    """The sampling settings of a method, and the ledger of its costs. All samples derive from ``seed``."""
 
     seed: int
     temperature: float | None
     ledger: Ledger
 
     def named(self, *names: str | int) -> Draws:
-        """Others of the same kind."""
+        """The same settings with a seed derived from these names."""
         return replace(self, seed=seed_of(self.seed, *names))
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """A role of a method: what it is called, which agent plays it, what that is told besides its own system prompt,
-    and what it sees."""
+    """A role of a method: its name, the agent that plays it, the instruction added to the agent's system prompt, and
+    what it sees."""
 
     name: str
     agent: str
@@ -43,28 +43,28 @@ class Speaker:
 
 @dataclass(frozen=True)
 class Scene:
-    """A conversation of some speakers. ``agents`` says who plays whom."""
+    """A conversation of some speakers. ``agents`` maps speakers to the agents that play them."""
 
     context: RolloutContext
     team: Team
     agents: Mapping[str, str]
 
     def begin(self, problem: Problem, turns: Sequence[Turn] = ()) -> EpisodeState:
-        """An episode in which this was said. A speaker is shown what is private to the agent that plays it."""
+        """An episode with these turns so far. A speaker sees the private prompt of the agent that plays it."""
         shown = {name: problem.private[agent] for name, agent in self.agents.items() if agent in problem.private}
         return EpisodeState(replace(problem, private={**problem.private, **shown}), turns=list(turns))
 
     def play(self, states: Sequence[EpisodeState], draws: Draws) -> None:
-        """Say all that is still to be said."""
+        """Play these episodes to their end."""
         converse(self.context, self.team, states, seed=draws.seed, temperature=draws.temperature, ledger=draws.ledger)
 
 
 @dataclass(frozen=True)
 class Cast:
-    """The team that methods are played by, and where.
+    """The team that plays methods, and its rollout context.
 
-    ``agent``: the one that plays every role; without it, a method of a single model takes the one that answers, and
-    the others share their roles out. ``max_tokens``: of a message of any role; without it, the agent's own.
+    ``agent``: the agent that plays every role; without it, a method with a single model uses the agent that answers,
+    and other methods distribute their roles. ``max_tokens``: limit for messages of every role; default: the agent's.
     """
 
     context: RolloutContext
@@ -78,7 +78,7 @@ class Cast:
 
     @property
     def answering(self) -> str:
-        """Who plays the role that answers: the agent that was asked for, else the one whose word is the team's answer,
+        """The agent that plays the answering role: ``agent`` if given, else the one whose message is the team's answer,
         else the one that speaks last."""
         if self.agent is not None:
             return self.agent
@@ -86,21 +86,22 @@ class Cast:
         return answer if answer in self.team.names else closers_of(self.context.router, self.team.names)[-1]
 
     def named(self, name: str) -> str:
-        """The agent of this name; without a name, the one that answers."""
+        """The name of this agent, validated; without a name, the answering agent."""
         if name and name not in self.team.names:
             raise UserError(f"there is no agent {name!r} in the team; it has {', '.join(self.team.names)}")
         return name or self.answering
 
     def share(self, roles: int) -> tuple[str, ...]:
-        """Who plays each of so many roles: the agents of the team in turn."""
+        """The agents for ``roles`` roles: those of the team in turn."""
         return tuple(islice(cycle(self.team.names if self.agent is None else (self.agent,)), roles))
 
     def rounds(self, own: int = 1) -> int:
-        """Of a method that has so many: in an interactive task, those of the team."""
+        """The number of rounds of a method: ``own``, but in an interactive task the team's."""
         return own if self.context.task.environment is None else self.context.router.rounds
 
     def scene(self, speakers: Sequence[Speaker], router: Router, answer: str = "last") -> Scene:
-        """These speakers, in the order of this router. An environment replies to what ``answer`` makes of a round."""
+        """A conversation of these speakers in the order of this router. An environment replies to the answer of each
+        round, which the rule ``answer`` selects."""
         agents = {speaker.name: speaker.agent for speaker in speakers}
         team = Team(tuple(map(self._member, speakers)))
         own = self.context.router
@@ -128,7 +129,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class _Playing:
-    """A sampler that knows speakers by their names."""
+    """A sampler that maps the names of speakers to agents."""
 
     sampler: Sampler
     agents: Mapping[str, str]

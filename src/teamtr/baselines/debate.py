@@ -1,4 +1,4 @@
-"""Debate: several models answer alone, then see each other's answers and may change theirs (arXiv 2305.14325)."""
+"""Debate: several models answer independently, then see each other's answers and may revise (arXiv 2305.14325)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOLD = "Solve the problem and state your answer. Where others have answered, loo
 @method("debate")
 @dataclass(frozen=True)
 class Debate(Conversation):
-    """``debaters`` speak in each of ``rounds``: blind in the first, later seeing all that was said. The answer is what
-    most of them say last; of equals, what the first of them says. In an interactive task there are as many rounds as
-    the team has, and the environment replies to what most of them say in each."""
+    """``debaters`` speakers in each of ``rounds`` rounds: blind in the first, later seeing all messages. The answer is
+    the majority of their last messages; with a tie, the first of the tied answers. An interactive task has as many
+    rounds as the team's router, and the environment replies to the majority of each."""
 
     interactive: ClassVar[bool] = True
 

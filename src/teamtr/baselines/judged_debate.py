@@ -1,4 +1,4 @@
-"""Debate with a judge, who hears all of it and speaks once, at the end (arXiv 2305.19118)."""
+"""Debate with a judge that sees all messages and speaks once, at the end (arXiv 2305.19118)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLD = "You are the judge of this debate. Weigh what was said, then state the ri
 @method("judged_debate")
 @dataclass(frozen=True)
 class JudgedDebate(Conversation):
-    """A debate whose answer is what the agent ``judge`` says after its last round."""
+    """A debate whose answer is the message of the agent ``judge`` after its last round."""
 
     debaters: int = setting(2, "Speakers of a debate: the agents of the team in turn.")
     rounds: int = setting(2, "Rounds in which everyone speaks.")

@@ -1,7 +1,7 @@
-"""What a method is, and how it is played: one graded answer for every attempt at a problem.
+"""The base class of inference-time methods, and how they are played: one graded answer per attempt at a problem.
 
-A method is a frozen value. It says what is asked of whom, and which answer follows from what was said; everything that
-was sampled on the way is a turn of its episodes, so that tokens can be counted and answers found again.
+A method is a frozen value. It defines which speakers are sampled and how the answer follows from their messages. Every
+message that it samples is a turn of its episodes, so that tokens can be counted and answers recomputed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from teamtr.types import Episode, Problem, Reply, Transcript, Turn
 
 
 def setting(default: Any, help: str, *, tries: bool = False, agent: bool = False) -> Any:
-    """A setting of a method. ``tries``: how many independent answers it draws, which a budget of tokens decides.
-    ``agent``: the name of one, or nothing."""
+    """A setting of a method. ``tries`` marks the number of independent answers, which a token budget sets. ``agent``
+    marks the name of an agent, or ""."""
     return field(default=default, metadata={"help": help, "tries": tries, "agent": agent})
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to ask models for an answer. Whole numbers among its settings are at least 1.
+    """A way to get an answer from models. Its integer settings must be at least 1.
 
     Attributes:
-        name: as ``teamtr eval --method`` calls it; ``@method`` sets it.
-        interactive: whether it can be played where an environment replies between rounds.
-        calls: whether it can be played where agents call tools, so that a turn may be several messages.
+        name: its name in ``teamtr eval --method``; set by ``@method``.
+        interactive: whether it supports tasks whose environment replies between rounds.
+        calls: whether it supports agents that call tools, so that a turn may be several messages.
     """
 
     name: ClassVar[str] = ""
@@ -49,22 +49,22 @@ class Method(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its answers depend on, as plain data."""
+        """The settings that its answers depend on, as plain data."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {"name": self.name, **{key: v.settings if isinstance(v, Method) else v for key, v in values.items()}}
 
     @property
     def tries(self) -> int:
-        """How many independent answers it draws in an attempt."""
+        """The number of independent answers that it draws per attempt."""
         return next((getattr(self, each.name) for each in fields(self) if each.metadata.get("tries")), 1)
 
     @property
     def width(self) -> int:
-        """How many conversations of an attempt are played at once, at most."""
+        """The maximum number of conversations of an attempt that are played at once."""
         return self.tries
 
     def require(self, cast: Cast, temperature: float | None) -> None:
-        """Raises UserError where it cannot be played by this cast, or not to any purpose."""
+        """Raises UserError if it cannot be played by this cast, or would be pointless."""
         if cast.context.task.environment is not None and not self.interactive:
             raise UserError(
                 f"{self.name} cannot be played on an interactive task, whose environment replies every round"
@@ -82,29 +82,29 @@ class Method(ABC):
 
     @abstractmethod
     def span(self, cast: Cast) -> int:
-        """How many rounds an attempt may take: every turn has a round below it."""
+        """The maximum number of rounds of an attempt: the round of every turn is below it."""
 
     @abstractmethod
     def attempts(self, cast: Cast, problems: Sequence[Problem], draws: Draws) -> list[EpisodeState]:
-        """One attempt at each of these problems, a problem standing there as often as it is tried: all turns of it."""
+        """Plays one attempt at each of these problems, with all its turns. Repeat a problem for several attempts."""
 
     @abstractmethod
     def answer(self, cast: Cast, turns: Sequence[Turn]) -> str:
-        """What an attempt came to, from its turns alone."""
+        """The answer of an attempt, from its turns alone."""
 
     def graded(self, cast: Cast, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]) -> str:
-        """What is graded of an attempt: its answer, unless a task grades the whole dialogue."""
+        """The text of an attempt to grade: its answer, unless a task grades the whole dialogue."""
         return self.answer(cast, turns)
 
 
 class Conversation(Method):
-    """A method that is one conversation. ``rule`` says whose word is the answer, as ``team.answer`` of a team file."""
+    """A method that is one conversation. ``rule`` selects the message that is the answer, like ``team.answer``."""
 
     rule: ClassVar[str] = "last"
 
     @abstractmethod
     def scene(self, cast: Cast) -> Scene:
-        """Who speaks, in which order, and who sees what."""
+        """The speakers, their order, and what each of them sees."""
 
     def span(self, cast: Cast) -> int:
         return self.scene(cast).context.router.rounds
@@ -134,7 +134,7 @@ def play_method(
     temperature: float | None = None,
     ledger: Ledger | None = None,
 ) -> RolloutBatch:
-    """So many attempts at each problem, graded."""
+    """Plays and grades ``samples`` attempts at each problem."""
     method.require(cast, temperature)
     task, ledger = cast.context.task, ledger or Ledger()
     asked = [problem for problem in problems for _ in range(samples)]
@@ -162,13 +162,13 @@ def play_method(
 
 
 def joined(tries: Sequence[EpisodeState], rounds: int) -> EpisodeState:
-    """Several tries as one attempt: the rounds of each follow those of the one before, ``rounds`` a try."""
+    """Joins several tries into one attempt, with ``rounds`` rounds per try, numbered consecutively."""
     turns = [replace(turn, round=k * rounds + turn.round) for k, each in enumerate(tries) for turn in each.turns]
     return EpisodeState(tries[0].problem, turns=turns)
 
 
 def parted(turns: Sequence[Turn], rounds: int) -> list[list[Turn]]:
-    """The turns of each try again, as they were before they were joined."""
+    """Splits the turns of an attempt into its tries; the inverse of ``joined``."""
     tries: dict[int, list[Turn]] = {}
     for turn in turns:
         tries.setdefault(turn.round // rounds, []).append(replace(turn, round=turn.round % rounds))

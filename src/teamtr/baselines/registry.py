@@ -1,9 +1,9 @@
-"""Methods by name: what ``teamtr eval --method`` calls them.
+"""The registry of methods by the names that ``teamtr eval --method`` uses.
 
     @method("shout")             # on a frozen dataclass derived from Method, in a module of this package
     class Shout(Conversation): ...
 
-The modules of this package are found by looking into its folder; a method is one of them, and nothing else changes.
+All modules of this package are imported automatically: a new method is one new module, without other changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T", bound=type[Method])
 
 
 def method(name: str) -> Callable[[_T], _T]:
-    """Register a class under the name that it is asked for by."""
+    """Register a class under this name."""
 
     def register(cls: _T) -> _T:
         other = _registered.get(name)
@@ -38,7 +38,7 @@ def method(name: str) -> Callable[[_T], _T]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Every method by its name, in the order of the names."""
+    """All methods by name, sorted."""
     for found in pkgutil.iter_modules(importlib.import_module(_PACKAGE).__path__):
         importlib.import_module(f"{_PACKAGE}.{found.name}")
     return dict(sorted(_registered.items()))
@@ -49,13 +49,13 @@ def method_names() -> tuple[str, ...]:
 
 
 def settings_of(cls: type[Method]) -> dict[str, Field[Any]]:
-    """The settings of a method that a person may choose."""
+    """The settings of a method that users can set."""
     return {each.name: each for each in fields(cls) if "help" in each.metadata}
 
 
 def make_methods(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Method, ...]:
-    """The methods of these names, each with the settings that it has. Raises UserError for a name that there is not,
-    for one that comes twice, and for a setting that none of them has."""
+    """The methods of these names, each with those of the settings that it has. Raises UserError for an unknown or
+    duplicate name, and for a setting that none of them has."""
     known = methods()
     for name in names:
         if name not in known:

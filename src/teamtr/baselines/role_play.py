@@ -19,8 +19,8 @@ ANSWERS = " You speak last: state the answer."
 @method("role_play")
 @dataclass(frozen=True)
 class RolePlay(Conversation):
-    """``roles`` speak in order in each of ``rounds``, all seeing all; the agents of the team play them in turn. In an
-    interactive task there are as many rounds as the team has."""
+    """``roles`` speak in order in each of ``rounds`` rounds and see all messages; the agents of the team play them in
+    turn. An interactive task has as many rounds as the team's router."""
 
     interactive: ClassVar[bool] = True
     roles: tuple[str, ...] = setting(("planner", "solver", "checker"), "Names of the roles, in order.")

@@ -1,4 +1,4 @@
-"""Self-consistency: several chains of thought, and the answer that most of them reach (arXiv 2203.11171)."""
+"""Self-consistency: a majority vote over several chains of thought (arXiv 2203.11171)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teamtr.baselines.voting import Voted
 @method("self_consistency")
 @dataclass(frozen=True, kw_only=True)
 class SelfConsistency(Voted):
-    """A vote of ``votes`` chains of thought, by the answers that they state; ``weighted`` as the paper's normalized
+    """A vote of ``votes`` chains of thought on the answers that they state; ``weighted`` is the paper's normalized
     weighted sum."""
 
     @property

@@ -1,4 +1,4 @@
-"""The team as its file says: what methods are compared with."""
+"""The team as defined in its file, the reference that methods are compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tree of thoughts: steps of a solution are proposed, rated, and only the best are gone on with (arXiv 2305.10601)."""
+"""Tree of thoughts: steps of a solution are proposed and rated, and only the best are continued (arXiv 2305.10601)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TOLD = f"How likely do the thinker's steps lead to the right answer? {SCALE}"
 @method("tree_of_thoughts")
 @dataclass(frozen=True)
 class TreeOfThoughts(Method):
-    """Breadth-first search over ``depth`` steps: every path that is kept is continued ``breadth`` times, every
-    continuation is rated once, and the best ``beam`` are kept (of equals, the first). The last step of the path rated
-    best is the answer. One model does both."""
+    """Breadth-first search over ``depth`` steps: every kept path is continued ``breadth`` times, every continuation is
+    rated once, and the best ``beam`` are kept (the first of equals). The last step of the best-rated path is the
+    answer. One model proposes and rates."""
 
     calls: ClassVar[bool] = False
     breadth: int = setting(3, "Continuations of every path that is kept.")
@@ -38,7 +38,7 @@ class TreeOfThoughts(Method):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """How many steps are proposed at each depth; rating each is as many messages again."""
+        """The number of steps proposed at each depth; rating them takes as many messages again."""
         counts = [self.breadth]
         for _ in range(self.depth - 1):
             counts.append(min(self.beam, counts[-1]) * self.breadth)
@@ -59,7 +59,7 @@ class TreeOfThoughts(Method):
             scene.play([node for row in nodes for node in row], draws.named("depth", depth))
             for e, row in enumerate(nodes):
                 said[e] += [turn for node in row for turn in node.turns[depth:]]
-                best = sorted(row, key=lambda node: -rating(node.turns[-1].text))  # stable: of equals, the first
+                best = sorted(row, key=lambda node: -rating(node.turns[-1].text))  # stable: the first of equals
                 kept[e] = [node.turns[:-1] for node in best[: self.beam]]
         return [EpisodeState(problem, turns=turns) for problem, turns in zip(problems, said, strict=True)]
 
@@ -69,7 +69,7 @@ class TreeOfThoughts(Method):
         return step.text
 
     def _scene(self, cast: Cast, depth: int) -> Scene:
-        """A step more and its rating, after a path of so many steps. The thinker never sees a rating."""
+        """The next step and its rating, after a path of ``depth`` steps. The thinker never sees a rating."""
         told = (LAST_STEP if depth == self.depth - 1 else STEP).format(depth=self.depth, step=depth + 1)
         thinker = Speaker("thinker", cast.answering, told)
         evaluator = Speaker("evaluator", cast.answering, TOLD)

@@ -1,4 +1,4 @@
-"""Several independent tries, and a vote on their answers."""
+"""Majority votes on the answers of several independent tries."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from teamtr.types import Problem, Turn
 
 
 def vote(answers: Sequence[str], weights: Sequence[float], extract: Callable[[str], str | None]) -> str:
-    """The first text that states the answer with the greatest weight; of equals, the answer that was given first.
+    """The first text that states the answer with the greatest weight; with a tie, the answer that was given first.
 
-    ``extract`` finds the answer in a text; texts that state none have no vote, and the first of them stands where
-    nobody has one.
+    ``extract`` finds the answer in a text. Texts without an answer do not vote; if there are no votes, the first text
+    is returned.
     """
     totals: dict[str, float] = {}
     first: dict[str, str] = {}
@@ -31,14 +31,14 @@ def vote(answers: Sequence[str], weights: Sequence[float], extract: Callable[[st
 
 
 def likelihood(turns: Sequence[Turn]) -> float:
-    """The geometric mean of the probabilities of all tokens that were sampled: the weight of a try."""
+    """The weight of a try: the geometric mean of the probabilities of all its sampled tokens."""
     logprobs = np.concatenate([turn.sampler_logprobs for turn in turns])
     return float(np.exp(logprobs.mean())) if logprobs.size else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Voted(Method):
-    """The answer that most tries of another method give."""
+    """The most frequent answer over several tries of another method."""
 
     votes: int = setting(8, "Answers that vote.", tries=True)
     weighted: bool = setting(False, "Weight votes by the likelihood of their texts, per token.")
@@ -46,7 +46,7 @@ class Voted(Method):
     @property
     @abstractmethod
     def voter(self) -> Method:
-        """What is tried."""
+        """The method that is tried."""
 
     @property
     def width(self) -> int:
@@ -72,7 +72,7 @@ class Voted(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated(Voted):
-    """Any method so many times, and the answer that most of them give."""
+    """Any method repeated ``votes`` times, with a vote on the answers."""
 
     of: Method
 
@@ -86,8 +86,7 @@ class Repeated(Voted):
 
 
 def repeated(method: Method, times: int) -> Method:
-    """The method with so many tries: as many as it draws itself, where it draws several, else so many of it and a
-    vote."""
+    """The method with ``times`` tries: through its own setting if it has one, otherwise by repeating it with a vote."""
     own = next((each.name for each in fields(method) if each.metadata.get("tries")), None)
     if own is not None:
         return replace(method, **{own: times})

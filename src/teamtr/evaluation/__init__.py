@@ -1,1 +1,1 @@
-"""How good a team is: metrics with intervals, evaluation by play, exact success where a task has a closed form."""
+"""Evaluation of teams: metrics with intervals, sampled evaluation, and exact success for tasks with a closed form."""

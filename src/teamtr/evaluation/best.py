@@ -1,5 +1,5 @@
-"""Which checkpoint is best by its evaluations, and whether to train on: decided by what is stored, so that a resumed
-run decides alike."""
+"""The best checkpoint by its evaluations, and early stopping: decided from stored values, so that a resumed run makes
+the same decisions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from teamtr.reports import HeldOut
 
 
 def best_of(evaluations: Sequence[HeldOut]) -> HeldOut | None:
-    """The first of those with the highest success: a later one that is no better has only cost more."""
+    """The first evaluation with the highest success: a later equal one only cost more training."""
     return max(evaluations, key=lambda found: found.success, default=None)
 
 
 def out_of_patience(evaluations: Sequence[HeldOut], patience: int | None) -> bool:
-    """Whether so many evaluations in a row were no better than the best before them; never without patience."""
+    """Whether at least ``patience`` evaluations followed the best one without improving on it; never with None."""
     best = best_of(evaluations)
     return patience is not None and best is not None and len(evaluations) - 1 - evaluations.index(best) >= patience

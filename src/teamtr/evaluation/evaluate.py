@@ -1,4 +1,4 @@
-"""Evaluation by play: held-out problems, K episodes each, and what came of them."""
+"""Sampled evaluation: K episodes of each held-out problem, and their report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from teamtr.team import Team
 from teamtr.types import Problem, Transcript, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
-"""Of an evaluation during a run, when the team file says nothing."""
+"""Defaults of evaluations during a run."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation keeps of the episodes of some problems. ``stated_PK`` is None where nobody looked."""
+    """The per-sample data of an evaluation of some problems. ``stated_PK`` is None if consensus was not evaluated."""
 
     verdicts_PK: list[list[Verdict]]
     answers_PK: list[list[str | None]]
@@ -41,7 +41,7 @@ class Scores:
         )
 
     def report(self, seed: int, problems: Sequence[Problem]) -> EvalReport:
-        """``problems`` are those of the rows, in their order."""
+        """The evaluation report; ``problems`` are those of the rows, in their order."""
         found = summarise(
             self.verdicts_PK,
             self.answers_PK,
@@ -54,10 +54,10 @@ class Scores:
 
 
 def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool = True) -> Scores:
-    """What a batch of graded episodes is worth, with what the task says of its problems and replies.
+    """The scores of a batch of graded episodes, with the task's labels of problems and measures of replies.
 
-    Without ``consensus``, what single agents stated is left out: messages of a method may be no answers at all, and
-    those of a dialogue that is graded as a whole never are.
+    Without ``consensus``, the answers stated by single agents are left out: messages of a method need not be answers,
+    and messages of a dialogue that is graded as a whole never are.
     """
     task = context.task
     consensus = consensus and not any(grades_dialogue(context, problem) for problem in batch.problems)
@@ -82,15 +82,15 @@ def evaluate(
     temperature: float | None = None,
     ledger: Ledger | None = None,
 ) -> EvalReport:
-    """Let the team play K episodes of each problem and summarise them. Changes nothing."""
+    """Play K episodes of each problem and summarize them. Changes nothing."""
     with working("evaluating"):
         batch = play(context, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
         return scores_of(context, batch).report(seed, problems)
 
 
 def _stated(context: RolloutContext, batch: RolloutBatch) -> list[list[list[bool | None]]]:
-    """Whether each agent's last message, taken as the answer, would be right; None where it states none. What was the
-    answer is graded already."""
+    """Whether each agent's last message, taken as the answer, would be right; None if it states none. Messages equal to
+    the team's answer use its verdict."""
     last = [{turn.agent: turn.text for turn in episode.turns} for episode in batch.episodes]
     others = [
         (batch.problems[e // batch.group_size], text, Transcript(episode.turns, episode.replies))

@@ -1,7 +1,7 @@
-"""The exact success of a blind role division, from the agents' own probabilities: no sampling noise.
+"""The exact success of a blind role division, from the agents' probabilities instead of samples.
 
-In a blind round the messages are independent given the problem, so with v_j the probability that agent j says "1"
-and s_j that it says "0", exactly one volunteers with probability sum_j v_j prod_{k != j} s_k.
+In a blind round the messages are independent given the problem. With v_j the probability that agent j says "1" and s_j
+that it says "0", exactly one agent volunteers with probability sum_j v_j prod_{k != j} s_k.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def role_success(
     problems: Sequence[Problem],
     words: Mapping[str, Sequence[Ids]],
 ) -> float:
-    """Mean exact success over the problems; ``words[agent]`` are the token ids of what volunteers and of what does not,
-    end included. With the first alone, all else does not."""
+    """Mean exact success over the problems. ``words[agent]`` are the token ids of the message that volunteers and of
+    the one that does not, end token included; if only the first is given, every other message does not volunteer."""
     distinct = {problem.prompt: problem for problem in problems}
     total = 0.0
     for prompt, problem in distinct.items():

@@ -1,7 +1,7 @@
-"""How good a team is, and how sure we are: avg@K, pass@K, pass^K, majority@K, consensus, with intervals over problems.
+"""Metrics with intervals over problems: avg@K, pass@K, pass^K, majority@K and consensus.
 
-The unit of chance is the problem: samples of one problem share its difficulty, so every interval resamples problems
-and never single samples. Axis K: the samples of one problem.
+Samples of one problem share its difficulty, so every interval resamples whole problems, not single samples. Axis K: the
+samples of one problem.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ def avg_at_k(correct_PK: ArrayLike) -> float:
 
 
 def pass_at_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
-    """pass@k of each problem from its number of right samples among n: the chance that k of them, drawn without
-    replacement, hold a right one, 1 - C(n - c, k) / C(n, k).
+    """pass@k of each problem from its number of right samples among n: the probability that k of them, drawn without
+    replacement, include a right one, 1 - C(n - c, k) / C(n, k).
 
-    It is the unbiased estimate of the chance that k fresh samples hold a right one. At k = n it is the paper's
+    It is the unbiased estimate of the probability that k fresh samples include a right one. At k = n it is the paper's
     pass@K (sec:exp:setup): at least one of the K samples is right.
     """
     return 1.0 - _without(_counts(correct_P, n, k), n, k)
 
 
 def pass_hat_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
-    """pass^k of each problem from its number of right samples among n: the chance that k of them, drawn without
+    """pass^k of each problem from its number of right samples among n: the probability that k of them, drawn without
     replacement, are all right, C(c, k) / C(n, k).
 
-    It is the unbiased estimate of the chance that all of k fresh samples are right (tau-bench, arXiv 2406.12045).
+    It is the unbiased estimate of the probability that all of k fresh samples are right (tau-bench, arXiv 2406.12045).
     """
     return _without(n - _counts(correct_P, n, k), n, k)
 
 
 @dataclass(frozen=True)
 class OfTrials:
-    """pass@k and pass^k over the problems that were tried k times or more, and how many these are."""
+    """pass@k and pass^k over the problems that were tried at least k times, and the number of these problems."""
 
     problems: int
     pass_at_k: float
@@ -54,8 +54,8 @@ class OfTrials:
 
 
 def of_trials(trials: Iterable[tuple[int, int]]) -> dict[int, OfTrials]:
-    """By k, from (how often it was tried, how many of these were right) of each problem; problems may have been tried
-    differently often."""
+    """pass@k and pass^k by k, from (number of trials, number of right ones) of each problem; the number of trials may
+    differ between problems."""
     known = list(trials)
     found = {}
     for k in _doublings(max(count for count, _ in known)) if known else ():
@@ -67,9 +67,9 @@ def of_trials(trials: Iterable[tuple[int, int]]) -> dict[int, OfTrials]:
 
 
 def majority_at_k(answers_PK: Sequence[Sequence[str | None]], right_PK: Sequence[Sequence[bool]]) -> Floats:
-    """Of each problem: is the answer given most often right? Samples without an answer (None) do not vote.
+    """Whether the most frequent answer of each problem is right. Samples without an answer (None) do not vote.
 
-    Of several answers given equally often one is taken to be drawn at random, so the value may lie between 0 and 1.
+    Ties are broken at random in expectation, so the value may lie between 0 and 1.
     """
     return np.array([_majority(a, r) for a, r in zip(answers_PK, right_PK, strict=True)], dtype=np.float64)
 
@@ -77,8 +77,8 @@ def majority_at_k(answers_PK: Sequence[Sequence[str | None]], right_PK: Sequence
 def consensus_on_correct(stated: Sequence[Sequence[bool | None]]) -> float:
     """The share of episodes in which every agent that stated an answer stated the right one (tab:ablation, Coord.).
 
-    ``stated[e][a]`` says whether agent a was right in episode e, None if it stated no answer. An episode in which
-    nobody stated one is no consensus.
+    ``stated[e][a]`` says whether agent a was right in episode e; None if it stated no answer. An episode without any
+    stated answer does not count as consensus.
     """
     if not stated:
         raise ValueError("consensus needs at least one episode")
@@ -101,7 +101,7 @@ def bootstrap_interval(
 def share_interval(
     values_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
 ) -> Interval:
-    """The interval of a mean of values in [0, 1], honest also when all of them are equal (``alike_interval``)."""
+    """The interval of a mean of values in [0, 1], valid also if all values are equal (``alike_interval``)."""
     values = np.asarray(values_P, dtype=np.float64)
     interval = bootstrap_interval(values, confidence, draws, rng=rng)
     if values.min() < 0 or values.max() > 1:
@@ -114,12 +114,12 @@ def share_interval(
 def alike_interval(
     value: float, problems: int, confidence: float = 0.95, *, least: float = 0.0, most: float = 1.0
 ) -> Interval:
-    """The interval of a mean of values in [least, most] of which so many problems all had this one.
+    """The interval of a mean of values in [least, most] if all ``problems`` problems have the same value.
 
     The bootstrap has nothing to resample then and would claim certainty after a single problem. If a problem has the
-    value v with probability p, all P do with p^P; unless p >= q = (1 - confidence)^(1/P) that is rarer than
-    1 - confidence. With p >= q the mean is at least q v + (1 - q) least and at most q v + (1 - q) most, whatever the
-    other values are. For v = 0 or 1 of [0, 1] it is the rule of three.
+    value v with probability p, all P have it with probability p^P, which is below 1 - confidence unless
+    p >= q = (1 - confidence)^(1/P). With p >= q the mean is at least q v + (1 - q) least and at most
+    q v + (1 - q) most, whatever the other values are. For v = 0 or 1 of [0, 1] it is the rule of three.
     """
     q = (1 - confidence) ** (1 / problems)
     return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
@@ -128,8 +128,8 @@ def alike_interval(
 def paired_difference(
     values_P: ArrayLike, other_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
 ) -> MeanInterval:
-    """The mean of the first shares less the second, problem by problem, with the bootstrap over problems: what makes a
-    problem hard for both goes out. Where all differ alike, the interval is that of ``alike_interval``."""
+    """The mean of the first shares minus the second, paired by problem, with the bootstrap over problems: difficulty
+    common to both cancels. If all differences are equal, the interval is that of ``alike_interval``."""
     values, others = (np.asarray(each, dtype=np.float64) for each in (values_P, other_P))
     if values.shape != others.shape:
         raise ValueError(f"a paired difference is of the same problems, got {values.shape} and {others.shape}")
@@ -141,7 +141,7 @@ def paired_difference(
 
 
 def over_seeds(values: Sequence[float]) -> MeanDeviation:
-    """The mean of one figure over seeds, and its sample deviation: that of single seeds, not of their mean."""
+    """The mean of one figure over seeds, and its sample standard deviation: that of single seeds, not of the mean."""
     if not values:
         raise ValueError("a mean over seeds needs at least one")
     return MeanDeviation(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
@@ -173,13 +173,12 @@ def summarise(
 
     Args:
         verdicts_PK: the verdict of each sample.
-        answers_PK: what each sample answered in a form that can be compared, None where it answered nothing; it
-            decides the majority.
+        answers_PK: the answer of each sample in a comparable form, None if it has none; for the majority vote.
         stated_PK: for each sample, whether each agent stated the right answer (``consensus_on_correct``); or None.
-        rng: of the bootstrap.
+        rng: generator of the bootstrap.
         ks: for pass@k and pass^k; by default 1, 2, 4, ... and K.
-        labels_P: what each problem is labelled with; there is a table for each name of a label.
-        measures_PK: what else was measured of each sample, from 0 to 1.
+        labels_P: the labels of each problem; there is a table for each label name.
+        measures_PK: other measures of each sample, from 0 to 1.
     """
     samples = len(verdicts_PK[0]) if verdicts_PK else 0
     if not samples or any(len(row) != samples for row in (*verdicts_PK, *answers_PK)):
@@ -234,7 +233,7 @@ def summarise(
 
 
 def _counts(correct_P: ArrayLike, n: int, k: int) -> NDArray[np.int64]:
-    """The numbers of right samples, once they and k are possible."""
+    """The numbers of right samples, after validating them and k."""
     counts_P = np.asarray(correct_P)
     if not 1 <= k <= n:
         raise ValueError(f"k of n samples needs 1 <= k <= n, got k={k} and n={n} samples: draw more samples or lower k")
@@ -244,8 +243,8 @@ def _counts(correct_P: ArrayLike, n: int, k: int) -> NDArray[np.int64]:
 
 
 def _without(counts_P: NDArray[np.int64], n: int, k: int) -> Floats:
-    """The chance that k of n, drawn without replacement, hold none of so many: C(n - c, k) / C(n, k)."""
-    # It is the product of (i - k) / i over i = n, n-1, ..., n-c+1: no binomial is ever formed.
+    """The probability that k of n, drawn without replacement, include none of c: C(n - c, k) / C(n, k)."""
+    # It is the product of (i - k) / i over i = n, n-1, ..., n-c+1, so no binomial coefficient is computed.
     i_c = np.arange(n, 0, -1, dtype=np.float64)
     none_c = np.concatenate([[1.0], np.cumprod(np.maximum(i_c - k, 0.0) / i_c)])
     return none_c[counts_P]
@@ -254,7 +253,7 @@ def _without(counts_P: NDArray[np.int64], n: int, k: int) -> Floats:
 def _reward_interval(
     verdicts_PK: Sequence[Sequence[Verdict]], confidence: float, draws: int, rng: np.random.Generator
 ) -> Interval:
-    """Of the mean reward; problems without any finite reward have no say."""
+    """The interval of the mean reward; problems without any finite reward are excluded."""
     rewards = [[v.reward for v in row if math.isfinite(v.reward)] for row in verdicts_PK]
     means_P = [float(np.mean(row)) for row in rewards if row]
     if not means_P:
@@ -264,7 +263,7 @@ def _reward_interval(
 
 
 def _by_label(labels_P: Sequence[Mapping[str, str]]) -> dict[str, dict[str, list[int]]]:
-    """Name of a label -> value -> the problems that have it, values in the order that a person expects."""
+    """Label name -> value -> the problems that have it, with values in natural sort order."""
     found: dict[str, dict[str, list[int]]] = {}
     for p, labels in enumerate(labels_P):
         for name, value in labels.items():
@@ -273,7 +272,7 @@ def _by_label(labels_P: Sequence[Mapping[str, str]]) -> dict[str, dict[str, list
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """For sorting: numbers by value, so that 3*10 follows 3*9."""
+    """Key for natural sorting: numbers by value, so that 3*10 follows 3*9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 

@@ -1,4 +1,4 @@
-"""Replace one agent of a team without breaking it: protocol checks, Stage-0 alignment, a run that goes on."""
+"""Replaces one agent of a team: protocol checks, Stage-0 alignment, and a new run that continues the old one."""
 
 from teamtr.swap.request import Request
 from teamtr.swap.strings import compared_strings, run_strings

@@ -1,8 +1,8 @@
-"""Stage-0 alignment: pull the new agent to the old one along the old one's messages, until it is inside the radius.
+"""Stage-0 alignment: distills the old agent into the new one on the old one's messages, until within the radius.
 
 The loss is the full-vocabulary KL from old to new at every position of the old agent's messages (app:align), the same
-number that gates every update. Where the two spell differently there is no such KL: the loss is then the
-cross-entropy of the text that was said, which is the KL from a teacher that puts all mass on it, and no radius applies.
+quantity that gates every update. If the two tokenize differently there is no such KL. The loss is then the
+cross-entropy of the messages, which is the KL from a teacher that puts all mass on them, and no radius applies.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from teamtr.swap.steering import Alignment, ProbeCheck, Progress, decide, ended,
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.objective import Objective
 
-# With advantages of zero the surrogate is zero whatever its form; this one's ratio cannot overflow.
+# With advantages of zero every surrogate is zero; the ratio of this one cannot overflow.
 _NO_REWARD = Objective(ratio="length_normalized")
 
 
 @dataclass
 class Student:
-    """The new agent beside the old one: it learns to follow the teacher on probes, of which more can be had.
-    ``probes_after(k)`` are the probes after k doublings."""
+    """The new agent, distilled from the old one (the teacher) on probes. ``probes_after(k)`` returns the probes after k
+    doublings of their number."""
 
     learner: Distiller
     probes_after: Callable[[int], Probes]
 
     def use_probes(self, doubled: int) -> None:
-        """Take up the probes after this many doublings."""
+        """Switch to the probes after this many doublings."""
         self.probes = self.probes_after(doubled)
         self.learner.use_probes(self.probes.old, self.probes.new, exact=self.probes.exact)
 
@@ -46,7 +46,7 @@ class Student:
         self.learner.step(rows, np.zeros(len(rows)), _NO_REWARD, beta=1.0, learning_rate=learning_rate)
 
     def charged(self, rows: NDArray[np.int64], *, per_token: bool) -> NDArray[np.float64]:
-        """KL per probe, in the unit of the radius."""
+        """KL of each probe, in the unit of the radius."""
         kl_M = self.learner.measure(rows).full_M
         return kl_M / self.probes.new.lengths_M[rows] if per_token else kl_M
 
@@ -57,13 +57,13 @@ class Student:
             charged_M,
             self.probes.new.cluster_M[rows],
             confidence=settings.confidence,
-            rng=generator(settings.seed, "swap", "bound"),  # the same draws at every look: looks are compared
+            rng=generator(settings.seed, "swap", "bound"),  # the same draws in all checks, to compare them
         )
         return float(charged_M.mean()), upper
 
 
 def look(student: Student, progress: Progress, settings: Alignment, step: int) -> ProbeCheck:
-    """Held-out probes, and beside them as many that were trained on, of the same kind."""
+    """Checks the student on the held-out probes, and on as many training probes of the same kind."""
     probes = student.probes
     kl, upper = student.bound(probes.held_out, settings)
     usual = probes.train[probes.train < probes.usual]
@@ -74,10 +74,10 @@ def look(student: Student, progress: Progress, settings: Alignment, step: int) -
 
 
 def align(student: Student, settings: Alignment, store: Checkpoints) -> Iterator[ProbeCheck]:
-    """Align until the upper bound on held-out probes is within the radius, or nothing more is gained.
+    """Align until the upper bound on held-out probes is within the radius, or there is no further improvement.
 
-    Every look is committed, so that a killed alignment goes on from its last one and ends with the same bits. At the
-    end the weights are those of the best look, and the probes those that it was taken with.
+    Every check is committed, so that a killed alignment resumes from its last one and ends with the same bits. At the
+    end the weights are those of the best check, and the probes those that it used.
     """
     commit = store.latest()
     if commit is None:
@@ -110,15 +110,15 @@ def align(student: Student, settings: Alignment, store: Checkpoints) -> Iterator
 
 
 def _rows(probes: Probes, settings: Alignment, step: int) -> NDArray[np.int64]:
-    """The same for every rate that is tried."""
+    """The training rows of a step; the same for every learning rate that is tried."""
     rng = generator(settings.seed, "swap", "rows", step)
     return rng.choice(probes.train, size=min(settings.batch, len(probes.train)), replace=False)
 
 
 def _commit(student: Distiller, store: Checkpoints, progress: Progress, before: Mapping[str, str]) -> Commit:
-    """The weights at hand, and under their roles those of earlier looks (``before``), which are stored already.
+    """Commits the current weights, and under their roles those of earlier checks (``before``), already stored.
 
-    The commit is handed on from look to look: to ask the store for its latest would read every weight of every role.
+    The commit is passed from check to check, because reading the latest one from the store would read all weights.
     """
     now, last = student.fingerprint(), len(progress.looks) - 1
     agents = {**before, "now": now}

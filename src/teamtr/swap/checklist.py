@@ -1,4 +1,4 @@
-"""The protocol checklist of a swap: what must hold for the new agent to read and write as the old one did."""
+"""The protocol checklist of a swap: whether the new agent reads and writes messages as the old one did."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TALK = (
 
 @dataclass(frozen=True)
 class ProtocolCheck:
-    """One point. ``ok`` False does not forbid the swap: it says what the alignment has to bridge."""
+    """One point of the checklist. ``ok`` False does not forbid the swap; alignment has to bridge the difference."""
 
     point: str
     ok: bool
@@ -37,7 +37,7 @@ class Checklist:
 
 
 def check_protocol(old: Session, new: Session, agent: str, tokenizers: Compatibility, batch: RolloutBatch) -> Checklist:
-    """Compare the two agents' protocols. Templates that cannot carry a shared context were refused when built."""
+    """Compare the two agents' protocols. Templates that cannot render a shared context were rejected by ``build``."""
     old_codec: Any = old.context.codecs[agent]
     new_codec: Any = new.context.codecs[agent]
     ends = {int(t.token_ids[-1]) for e in batch.episodes for t in e.turns if t.agent == agent and t.finish == "stop"}
@@ -61,7 +61,7 @@ def check_protocol(old: Session, new: Session, agent: str, tokenizers: Compatibi
 
 
 def _system(codec: Any, prompt: str) -> tuple[bool, str]:
-    """Whether what the new agent is told at the outset is what the team file says."""
+    """Whether the new agent's system prompt is exactly what the team file says."""
     if prompt:
         return True, "explicit"
     talk = [{"role": "system", "content": ""}, {"role": "user", "content": "u"}]
@@ -71,7 +71,7 @@ def _system(codec: Any, prompt: str) -> tuple[bool, str]:
 
 
 def _thinks(old_codec: Any, new_codec: Any, policy: ThinkPolicy) -> tuple[bool, str]:
-    """Whether one of the two templates knows reasoning tags and the other does not, and the team would see them."""
+    """Checks that both templates or neither use reasoning tags, or that tags are removed from the shared context."""
     tags = ["<think>" in str(codec.tokenizer.chat_template) for codec in (old_codec, new_codec)]
     if tags[0] == tags[1]:
         return True, "in both templates" if tags[0] else "in neither template"

@@ -1,4 +1,4 @@
-"""What an alignment came to (app:diagnostics, plug-in feasibility)."""
+"""Results of an alignment (app:diagnostics, plug-in feasibility)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teamtr.types import Floats
 
 
 def achieved(student: Student, progress: Progress, settings: Alignment) -> dict[str, Any]:
-    """The best look, how it was come by, and every look there was. ``student`` is as ``align`` leaves it."""
+    """The best check, the checks that led to it, and all others. ``student`` is in the state that ``align`` leaves."""
     probes, best = student.probes, progress.looks[progress.best]
     led = path(progress)
     return {
@@ -37,16 +37,18 @@ def achieved(student: Student, progress: Progress, settings: Alignment) -> dict[
 
 
 def surrogate(divergence: Divergence, advantages_M: Floats) -> float:
-    """What the old team's advantages say of the new agent: mean of (new / old) * advantage (app:diagnostics)."""
+    """The surrogate of the new agent under the old team's advantages: mean of (new / old) * advantage
+    (app:diagnostics)."""
     return float(np.mean(np.exp(divergence.log_ratio_M) * advantages_M))
 
 
 @dataclass(frozen=True)
 class TextGap:
-    """How much less likely the new agent finds the old one's texts, on held-out probes: a diagnostic, no trust region.
+    """How much less probable the old agent's texts are under the new one, on held-out probes: a diagnostic only.
 
-    The mean of log old(m) - log new(m) bounds the KL between the two laws of texts from above, up to the entropy of
-    the old agent's choice among spellings of one text. It is sampled, so it is noisy, and no certificate uses it.
+    The mean of log old(m) - log new(m) is an upper bound of the KL between the two distributions of texts, up to the
+    entropy of the old agent's choice among tokenizations of one text. It is sampled, hence noisy, and no certificate
+    uses it.
     """
 
     nats_per_message: float
@@ -56,5 +58,5 @@ class TextGap:
 def text_gap(student: Student) -> TextGap:
     probes, rows = student.probes, student.probes.held_out
     old_M = student.learner.teacher_logprobs(probes.old.rows(rows))
-    gap_M = old_M - student.learner.measure(rows).log_ratio_M  # its reference is certain, so the ratio is log new(m)
+    gap_M = old_M - student.learner.measure(rows).log_ratio_M  # the teacher is certain: the ratio is log new(m)
     return TextGap(float(gap_M.mean()), float(gap_M.sum() / probes.characters_M[rows].sum()))

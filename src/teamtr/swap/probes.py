@@ -1,7 +1,7 @@
-"""Probe contexts: states of the current team's own conversations in which the agent to be replaced speaks (app:align).
+"""Probes: contexts from the current team's own conversations in which the agent to be replaced speaks (app:align).
 
-Every probe is a context and the old agent's message in it. The context is text, so it is rendered twice, once for
-each agent, through its own template; what was said is the same.
+Every probe is a context and the old agent's message in it. The context is text, so it is rendered once for each agent,
+with that agent's chat template; the message is the same.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from teamtr.team import Agent, Team, visible
 from teamtr.types import Ids, Message, Problem, Turn, conversation
 
 GROUP = 4
-"""Conversations of one problem: enough for a surrogate, few enough for many problems."""
+"""Conversations per problem: enough for a surrogate, few enough to cover many problems."""
 
 EXPLORING = 1.5
-"""Temperature of further probes. A trained team says nearly the same again; what is missing are other contexts."""
+"""Temperature of additional probes. A trained team repeats itself; a higher temperature gives new contexts."""
 
 
 @dataclass(frozen=True)
 class Probes:
     """The same messages for both agents, row by row: ``old`` in the old agent's tokens, ``new`` in the new one's.
 
-    ``exact``: both read and write the same ids, so that a KL between them exists. ``held_out`` are the rows that no
-    step of the alignment sees: whole problems, as far as there are several. The first ``usual`` rows are those played
-    first; then come hotter conversations to learn from, then more to judge by.
+    ``exact``: both use the same token ids, so that a KL between them exists. ``held_out`` are the rows that alignment
+    is not trained on: whole problems, if there are several. The first ``usual`` rows are from the first conversations;
+    they are followed by conversations at a higher temperature for training, then by further ones for judging.
     """
 
     old: AgentBatch
@@ -56,9 +56,9 @@ def play_probes(
     part: str,
     temperature: float | None = None,
 ) -> RolloutBatch:
-    """Conversations of this team with at least ``probes`` messages of the agent, unless it speaks less than it may.
+    """Conversations of this team with at least ``probes`` messages of the agent, or fewer if it does not use all turns.
 
-    ``part`` names the batch: another one has other problems first, and other noise.
+    ``part`` names the batch: it seeds the order of problems and the noise.
     """
     seed = session.team_file.seed
     turns = session.context.router.turns_of(agent)
@@ -73,7 +73,7 @@ def play_probes(
 
 
 def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which rows are held out: about this share of the problems; of the messages, when there is one problem only."""
+    """Selects the held-out rows: about this share of the problems, or of the messages if there is only one problem."""
     clusters = np.unique(cluster_M)
     if len(clusters) < 2:
         held = np.zeros(len(cluster_M), dtype=bool)
@@ -94,10 +94,10 @@ def make_probes(
     seed: int,
     judges: Sequence[RolloutBatch] = (),
 ) -> Probes:
-    """Both agents' views of the messages; ``session`` is the one the new agent lives in.
+    """Builds both agents' views of the messages; ``session`` is the new agent's.
 
-    Of the first batch's first ``probes`` messages a part is held out. Further batches are all trained on, ``judges``
-    all held out: their problems are to be chosen among ``problems_to_train`` and ``problems_held_out``.
+    Of the first batch's first ``probes`` messages a part is held out. Further batches are entirely trained on, and
+    ``judges`` entirely held out: choose their problems from ``problems_to_train`` and ``problems_held_out``.
     """
     batch = joined([*batches, *judges])
     learnt = sum(len(b.of(agent.name)) for b in batches)
@@ -133,7 +133,7 @@ def make_probes(
 
 
 def problems_to_train(batch: RolloutBatch, probes: Probes) -> list[Problem]:
-    """The problems of which more probes may be played: none that is held out, as far as there are several."""
+    """The problems for additional training probes: none of the held-out problems, if there are several problems."""
     return [batch.problems[p] for p in np.unique(probes.old.cluster_M[probes.train])]
 
 
@@ -142,7 +142,7 @@ def problems_held_out(batch: RolloutBatch, probes: Probes) -> list[Problem]:
 
 
 def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-    """Several batches of one team, one after the other."""
+    """Concatenates several batches of one team."""
     return RolloutBatch(
         tuple(problem for batch in batches for problem in batch.problems),
         tuple(episode for batch in batches for episode in batch.episodes),
@@ -151,7 +151,7 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
 
 
 def _turns_of(batch: RolloutBatch, agent: str) -> Iterator[tuple[int, Turn, int]]:
-    """(episode, turn, its place in the episode), in the order of ``RolloutBatch.of``."""
+    """(episode, turn, index of the turn in the episode), in the order of ``RolloutBatch.of``."""
     for e, episode in enumerate(batch.episodes):
         for t, turn in enumerate(episode.turns):
             if turn.agent == agent:
@@ -159,13 +159,13 @@ def _turns_of(batch: RolloutBatch, agent: str) -> Iterator[tuple[int, Turn, int]
 
 
 def _heard(batch: RolloutBatch, agent: Agent, e: int, turn: Turn, t: int) -> tuple[Problem, tuple[Message, ...]]:
-    """The problem, and the talk that the agent saw before this turn."""
+    """The problem, and the conversation visible to the agent before this turn."""
     episode = batch.episodes[e]
     seen = visible(episode.turns[:t], agent, turn.round)
     return batch.problems[e // batch.group_size], conversation(seen, episode.replies[: turn.round + 1])
 
 
 def _respelt(codec: Codec, turn: Turn) -> Ids:
-    """The message in another tokenizer's ids; without an end token when it was cut off."""
+    """The message in another tokenizer's ids; without an end token if it was cut."""
     ids = codec.encode_message(turn.text)
     return ids if turn.finish == "stop" else ids[:-1]

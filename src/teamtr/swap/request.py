@@ -1,4 +1,4 @@
-"""What a swap is asked to do, and the team file that comes out of it."""
+"""The request of a swap, and the team file that results from it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _LEAST = {"probes": 2, "batch": 1, "check_every": 1, "max_steps": 1, "doublings"
 
 @dataclass(frozen=True)
 class Request:
-    """``mode``: align the new agent first; put it in as it is; or put it in and train the whole team anew.
+    """The settings of a swap. ``mode``: "aligned" aligns the new agent first; "direct" installs it unchanged; "reset"
+    installs it and restarts all agents from their initial weights.
 
-    ``train`` is "full" or "lora"; None is as a team file would have it for this model. ``stages`` is how many the new
-    run goes on for; None is what the plan has left, or all of them again when it is finished. ``learning_rate`` None
-    tries several about the team file's. ``doublings``: how often more probes may be played, when those there are have
-    been learnt by heart. ``think``, ``tools`` and ``system`` are switches of the team's protocol from the swap on; None
-    leaves one as it is. ``revision`` is that of the model, when it is a hub id.
+    ``train`` is "full" or "lora"; None: "full" for built-in models, otherwise "lora". ``stages``: number of stages of
+    the new run; None: the plan's remaining stages, or all of them if none remain. ``learning_rate`` None: several
+    multiples of the team file's are tried. ``doublings``: how often the probes may be doubled when the student overfits
+    them. ``think``, ``tools`` and ``system`` change the team's protocol from the swap on; None leaves each unchanged.
+    ``revision`` is that of the model, if it is a hub id.
     """
 
     agent: str
@@ -66,7 +67,7 @@ class Request:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """The switches that change."""
+        """The protocol settings that change."""
         switches = {"think": self.think, "tools": self.tools, "system": self.system}
         return {name: value for name, value in switches.items() if value is not None}
 
@@ -75,11 +76,11 @@ class Request:
 
 
 def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, models: Path) -> TeamFile:
-    """The team file of the run after the swap: another model for one agent, the protocol, and the stages to come.
+    """The team file of the run after the swap: another model for one agent, the protocol, and the remaining stages.
 
-    Adapters of kept agents on the built-in model stand on a base that is made from the examples of all the agents that
-    share it. With one of them gone it would come out otherwise, so it is written to ``models`` and named from there.
-    The same holds for what whole models began with, where the plan has a KL to it.
+    Adapters of kept agents on the built-in model use a base that is trained on the examples of all agents that share
+    it. Without one of them that base would differ, so it is written to ``models`` and the team file points there. The
+    same holds for the initial weights of fully trained agents if the plan has a reference KL.
     """
     agent_of(team_file, request.agent)
     model = _absolute(request.model)
@@ -88,7 +89,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     agents = []
     for config in team_file.team.agents:
         if config.name == request.agent:
-            lora = config.lora.model_copy(update={"start": None})  # which was the old model's
+            lora = config.lora.model_copy(update={"start": None})  # it belonged to the old model
             changes = {"model": model, "revision": request.revision, "train": train, "lora": lora}
             agents.append(config.model_copy(update=changes))
         elif config.model == "tiny" and (config.train == "lora" or has_reference):
@@ -96,7 +97,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
         else:
             agents.append(config)
     protocol = team_file.team.protocol.model_copy(update=request.protocol)
-    sized = team_file.sized_plan()  # the sizes stay what they were matched to, whatever team this becomes
+    sized = team_file.sized_plan()  # keep the matched sizes, whatever the new team is
     left = sized.stages - next_stage
     more = request.stages or (left if left > 0 else sized.stages)
     unmatched = {"match": "off", "match_agents": 0, "match_turns": 0, "problems": sized.problems}
@@ -110,8 +111,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
 
 
 def require_model(model: str, revision: str | None) -> None:
-    """A UserError for a folder that is no whole model and for an id that the hub does not have: found out before
-    anything takes time."""
+    """Raise UserError early for a folder that is not a complete model, or an id that the hub does not have."""
     require_source(_absolute(model), revision)
 
 

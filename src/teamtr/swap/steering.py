@@ -1,11 +1,11 @@
-"""How an alignment is steered: which rate, when more probes are needed, when it ends. Pure: looks in, decisions out.
+"""Steering of an alignment: learning rate, number of probes, and when to end. Pure functions from checks to decisions.
 
-    trials    the first rates are tried from the same start, a few steps each, until one of them is within the radius
-    descent   the one that ended lowest goes on; when held-out probes gain nothing more,
-                over-fitted (the probes trained on are far below those held out): more probes
+    trials    each rate is tried from the same start for a few steps, until one of them is within the radius
+    descent   the rate with the lowest result continues; when held-out probes no longer improve,
+                if overfitted (the KL on training probes is far below that on held-out ones): more probes
                 otherwise: half the rate
 
-Every decision is a function of the looks alone, so that an alignment that was killed decides the same again.
+Every decision is a function of the checks alone, so that a resumed alignment makes the same decisions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 TRIED = (1.0, 3.0, 10.0, 1 / 3)
-"""Rates that are tried, as multiples of the team's own: distilling bears larger steps than a policy gradient."""
+"""Rates to try, as multiples of the team's own: distillation tolerates larger steps than a policy gradient."""
 
 OVERFITTED = 0.5
-"""The KL on probes trained on, as a share of that on held-out ones, below which more steps cannot help."""
+"""The student is overfitted if its KL on training probes is below this share of that on held-out ones."""
 
 Role = Literal["start", "leader"]
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How to align. ``radius`` is in nats per message, or per token with ``per_token``; None where no KL exists.
+    """Settings of an alignment. ``radius`` is in nats per message, or per token with ``per_token``; None if there is no
+    KL.
 
-    Each of ``rates`` is tried for ``trial_looks`` looks, a look every ``check_every`` steps, after a linear warm-up.
-    After ``patience`` looks without a new best the probes are doubled, at most ``doublings`` times, or the rate is
-    halved, at most ``halvings`` times.
+    Each of ``rates`` is tried for ``trial_looks`` checks, one every ``check_every`` steps, with a linear warm-up. After
+    ``patience`` checks without a new best the probes are doubled, at most ``doublings`` times, or the rate is halved,
+    at most ``halvings`` times.
     """
 
     rates: tuple[float, ...]
@@ -50,8 +51,8 @@ class Alignment:
 
 @dataclass(frozen=True)
 class ProbeCheck:
-    """One look at the probes: mean KL (or cross-entropy) from old to new on held-out ones with its upper bound, and on
-    as many of those trained on. ``step`` counts the steps behind these weights, ``trial`` is the rate's place."""
+    """One check on the probes: mean KL (or cross-entropy) from old to new on held-out ones with its upper bound, and on
+    as many training ones. ``step`` counts the steps that led to these weights, ``trial`` is the index of the rate."""
 
     trial: int
     step: int
@@ -63,13 +64,14 @@ class ProbeCheck:
 
     @property
     def worst(self) -> float:
-        """What must be within the radius: a few held-out probes alone can be low by luck. What is no number is worst:
-        compared as it is, nan would be neither above the radius nor above another look."""
+        """The value that must be within the radius: the larger of the held-out upper bound and the training mean,
+        because a few held-out probes can be low by chance. nan counts as inf, since comparisons with nan are False."""
         return self._largest(self.upper, self.train_kl)
 
     @property
     def mean(self) -> float:
-        """What looks are compared by: a bound follows the few messages that are hardest to say, and is mostly noise."""
+        """The value by which checks are compared: the larger mean. Not the bound, which depends on the few messages
+        with the largest KL and is mostly noise."""
         return self._largest(self.kl, self.train_kl)
 
     def _largest(self, *values: float) -> float:
@@ -79,11 +81,11 @@ class ProbeCheck:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where an alignment stands; part of every commit.
+    """The state of an alignment, part of every commit.
 
-    ``best`` is the place of the lowest look in ``looks``, ``leader`` of the lowest of those that ended a trial.
-    ``trial`` is the rate being tried or, after the trials, the one that led. ``idle`` counts looks without a new best
-    since the last decision, ``spent`` all steps taken.
+    ``best`` is the index of the lowest check in ``looks``, ``leader`` that of the lowest check at the end of a trial.
+    ``trial`` is the index of the rate being tried or, after the trials, of the best one. ``idle`` counts checks without
+    a new best since the last decision, ``spent`` all steps taken.
     """
 
     learning_rate: float
@@ -108,18 +110,18 @@ class Progress:
 
 
 def within(found: ProbeCheck, settings: Alignment) -> bool:
-    """Held-out probes by their upper bound, and those trained on by their mean."""
+    """Whether the upper bound on held-out probes and the mean on training probes are within the radius."""
     return settings.radius is not None and found.worst <= settings.radius
 
 
 def ended(progress: Progress, settings: Alignment) -> bool:
-    """Within the radius, or no steps left, or nothing left to try."""
+    """Whether the last check is within the radius, no steps are left, or there is nothing left to try."""
     tried = _stuck(progress, settings) and not _doubles(progress, settings) and progress.halved >= settings.halvings
     return within(progress.last, settings) or progress.spent >= settings.max_steps or tried
 
 
 def next_look(progress: Progress, settings: Alignment) -> int:
-    """The step after which to look again; sooner than usual when no more steps are left."""
+    """The step of the next check, at most the last step."""
     return progress.step + min(settings.check_every, settings.max_steps - progress.spent)
 
 
@@ -128,7 +130,7 @@ def rate_at(progress: Progress, step: int, settings: Alignment) -> float:
 
 
 def seen(progress: Progress, look: ProbeCheck, settings: Alignment) -> Progress:
-    """Add a look; it may be the best, and at a trial's end the one to go on from."""
+    """Adds a check, updating the best one and, at the end of a trial, the leader."""
     looks = (*progress.looks, look)
     better = not progress.looks or _height(look, settings) < _height(progress.looks[progress.best], settings)
     leader = progress.leader
@@ -146,7 +148,7 @@ def seen(progress: Progress, look: ProbeCheck, settings: Alignment) -> Progress:
 
 
 def decide(progress: Progress, settings: Alignment) -> tuple[Progress, Role | None]:
-    """What comes after the last look, and the weights to go on with; None: those at hand."""
+    """The next state after the last check, and the weights to continue from; None: the current weights."""
     if progress.trying:
         return _next_trial(progress, settings) if _trial_ends(progress.last, settings) else (progress, None)
     if not _stuck(progress, settings):
@@ -157,13 +159,13 @@ def decide(progress: Progress, settings: Alignment) -> tuple[Progress, Role | No
 
 
 def path(progress: Progress) -> list[ProbeCheck]:
-    """The looks that lead to the best weights: the start, their own trial, and the descent from it down to them."""
+    """The checks that led to the best weights: the start, their trial, and the descent from it."""
     trial = progress.looks[progress.best].trial
     return [look for look in progress.looks[: progress.best + 1] if look.trial == trial or look.step == 0]
 
 
 def _height(look: ProbeCheck, settings: Alignment) -> tuple[bool, float]:
-    """Within the radius first, then by the mean."""
+    """Sort key of checks: those within the radius first, then by the mean."""
     return not within(look, settings), look.mean
 
 
@@ -172,7 +174,7 @@ def _stuck(progress: Progress, settings: Alignment) -> bool:
 
 
 def _doubles(progress: Progress, settings: Alignment) -> bool:
-    """The probes have been learnt by heart, and more may be played."""
+    """Whether the probes are overfitted and may be doubled again."""
     return progress.last.train_kl < OVERFITTED * progress.last.kl and progress.doubled < settings.doublings
 
 
@@ -181,7 +183,7 @@ def _trial_ends(look: ProbeCheck, settings: Alignment) -> bool:
 
 
 def _next_trial(progress: Progress, settings: Alignment) -> tuple[Progress, Role]:
-    """The next rate from the start; after the last one, on from the lowest."""
+    """The next rate, from the start; after the last rate, the descent from the leader."""
     following = progress.trial + 1
     if following < len(settings.rates):
         rate = settings.rates[following]

@@ -1,4 +1,4 @@
-"""The strings on which two tokenizers are compared: the team's own contexts, and difficult ones beside them."""
+"""Strings for comparing two tokenizers: the team's own contexts and adversarial strings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from teamtr.store import RunFolder, read_episodes
 T = TypeVar("T")
 
 OWN = 1000
-"""At most this many strings are the team's own."""
+"""Maximum number of the team's own strings."""
 DIFFICULT = 1000
-"""Beside them come this many that are made to be difficult, always all of them."""
+"""Number of adversarial strings, all of which are always used."""
 FILES = 20
-"""At most this many files of a run's episodes are read."""
+"""Maximum number of episode files of a run that are read."""
 
 
 def context_strings(batch: RolloutBatch) -> Iterator[str]:
-    """What agents were shown and said in these conversations, as text: each string once."""
+    """The texts of prompts and messages in these conversations, without duplicates."""
     problems = {problem.id: problem for problem in batch.problems}
     seen: set[str] = set()
     for episode in batch.episodes:
@@ -47,18 +47,18 @@ def context_strings(batch: RolloutBatch) -> Iterator[str]:
 
 
 def run_strings(folder: Path | str) -> list[str]:
-    """Strings from the episodes that a run kept, each once; of many files, some spread evenly from first to last."""
+    """Distinct strings from a run's stored episodes; if there are many files, from an evenly spaced selection."""
     files = sorted(RunFolder.read(folder).episodes.glob("*.jsonl.gz"))
     return list(dict.fromkeys(s for file in spread(files, FILES) for s in context_strings(read_episodes(file))))
 
 
 def compared_strings(own: Sequence[str], count: int = OWN, seed: int = 0) -> list[str]:
-    """Up to ``count`` of the team's own, from all that there are, then the difficult ones."""
+    """Up to ``count`` of the team's own strings, evenly selected, followed by the adversarial ones."""
     return [*spread(own, count), *adversarial(generator(seed, "strings"), DIFFICULT)]
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
-    """At most ``count`` of the items, evenly spread over all of them, the first and the last among them."""
+    """At most ``count`` items, evenly spaced over all of them, including the first and the last."""
     if len(items) <= count:
         return list(items)
     return [items[int(k)] for k in np.linspace(0, len(items) - 1, count).round()]

@@ -1,16 +1,15 @@
-"""Replace an agent of a run: check the protocol, align, install, and leave a run that ``teamtr train`` goes on with.
+"""Replaces an agent of a run: checks the protocol, aligns, installs, and leaves a run that ``teamtr train`` continues.
 
-The old run is read and never written. The new folder is filled in steps, each of them all or nothing; ``team.yaml``
-comes last, so that a folder without one is a swap that has not ended: the same command goes on with it and ends with
-the same bits.
+The old run is read and never written. The new folder is filled in atomic steps. ``team.yaml`` is written last, so a
+folder without one is an unfinished swap: the same command resumes it and ends with the same bits.
 
-    out/swap/request.json     what was asked, of which commit
-    out/swap/journal.jsonl    evaluations that were made
-    out/swap/align/           looks of the alignment, gone when all the rest is there
-    out/models/               bases that the new run needs and that are nowhere else
+    out/swap/request.json     the request, and the commit that it applies to
+    out/swap/journal.jsonl    finished evaluations
+    out/swap/align/           checks of the alignment, removed when everything else is complete
+    out/models/               base models that the new run needs and that are stored nowhere else
     then log.jsonl, checkpoints/ and team.yaml, as in any run
 
-Replacing is not certified (prop:pnp): no bound says that the team is as good as before. Later updates are.
+Replacing is not certified (prop:pnp): no bound says that the team is as good as before. Later updates are certified.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ from teamtr.team import Team
 from teamtr.types import AgentState, Problem
 
 JUDGED_DOUBLINGS = 3
-"""How often the probes that judge are doubled too: every look measures all of them."""
+"""How often the held-out probes are doubled too. Limited, because every check measures all of them."""
 
 
 class OtherSwap(Refused):
-    """The folder holds something else."""
+    """The folder already holds another run or swap."""
 
 
 def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]:
-    """Swap in a new folder, or go on with the swap that is there; yields records as they are made, last the swap's."""
+    """Swap into a new folder, or resume the swap in it; yields records as they are made, the swap's record last."""
     source, target_path = Path(run), Path(out)
     _require_apart(source.resolve(), target_path.resolve())
     stored = StoredRun.read(source)
@@ -93,14 +92,14 @@ def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]
 
 
 def _require_apart(source: Path, target: Path) -> None:
-    """Neither is inside the other: the old run is never touched, and two runs are never mixed."""
+    """Refuse folders that contain each other: the old run is never touched, and two runs are never mixed."""
     if source == target or source in target.parents or target in source.parents:
         where = "inside" if source in target.parents else "around" if target in source.parents else "the same as"
         raise UserError(f"--out {target} is {where} the run {source}, which is never touched: choose another folder")
 
 
 def _require_no_run(target: RunFolder) -> None:
-    """Not into a run that is no swap."""
+    """Refuse a folder that holds a run which is not a swap."""
     if not _request_of(target).exists() and (target.team_file.exists() or target.checkpoints.numbers()):
         raise OtherSwap(f"{target.path} holds a run already; choose another folder for the swap")
 
@@ -110,7 +109,7 @@ def _request_of(target: RunFolder) -> Path:
 
 
 def _tidy(target: RunFolder) -> None:
-    """Remove the looks of the alignment, once ``team.yaml`` says that nothing needs them any more."""
+    """Remove the alignment's checks, which are not needed once ``team.yaml`` exists."""
     looks = target.path / "swap" / "align"
     if looks.exists():
         discard_folder(looks)
@@ -118,12 +117,12 @@ def _tidy(target: RunFolder) -> None:
 
 
 def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) -> bool:
-    """Take the folder for this swap; True when it was finished before."""
+    """Claim the folder for this swap; returns True if the swap is already finished."""
     file, began = _request_of(target), any(_made(target))
     asked = {**request.as_record(), "run": str(source.resolve()), "updates": commit.number, "agents": commit.agents}
     if not file.exists():
         _require_no_run(target)
-    if not (file.exists() and began):  # a swap that never began (a model that could not be loaded) binds nobody
+    if not (file.exists() and began):  # a swap that made nothing yet (e.g. its model failed to load) may be replaced
         write_atomic(file, encode(asked, "request", sort_keys=True))
         return False
     try:
@@ -140,13 +139,13 @@ def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) ->
 
 
 def _made(target: RunFolder) -> Iterator[Path]:
-    """What a swap has made in this folder so far that depends on what was asked."""
+    """The files in this folder that a swap has made so far and that depend on its request."""
     names = ("team.yaml", "swap/journal.jsonl", "episodes/*", "checkpoints/*")
     return (path for name in names for path in target.path.glob(name))
 
 
 class _Swap:
-    """One swap and its books."""
+    """One swap, with its journal and costs."""
 
     def __init__(self, stored: StoredRun, target: RunFolder, request: Request) -> None:
         self.source = stored.folder
@@ -177,7 +176,7 @@ class _Swap:
         tokenizers = compare_tokenizers(codecs[0].tokenizer, codecs[1].tokenizer, strings)
         checklist = check_protocol(self.old, self.new, request.agent, tokenizers, batch)
         yield encode_record(ProtocolRecord(**checklist.as_record(), warnings=tuple(warnings_of(checklist))))
-        floors = measure_floors(self.new)  # first of all: it settles the precision that alignment computes in
+        floors = measure_floors(self.new)  # first, because it sets the precision of alignment
         require_visible(self.new, floors)
         evaluations: dict[str, SwapEvalRecord] = {}
         for when, session, team in (("before", self.old, self.old_team), ("at_swap", self.new, self._new_team())):
@@ -213,7 +212,7 @@ class _Swap:
     # -- steps ------------------------------------------------------------------------------------------------
 
     def _load_kept(self) -> None:
-        """Every other agent as it was, unless the team is to be trained anew; all in the precision that was settled."""
+        """Loads all other agents, unless they restart from their initial weights, and sets the run's precisions."""
         for name, precision in self.state.precisions.items():
             self.old.engine.set_precision(name, precision)
             if name != self.request.agent and self.request.mode != "reset":
@@ -229,7 +228,7 @@ class _Swap:
     def _played(
         self, part: str, problems: Sequence[Problem], probes: int, *, temperature: float | None = None
     ) -> RolloutBatch:
-        """Conversations of the current team; played once and kept."""
+        """Conversations of the current team, played once and stored."""
         file = self.target.episodes / f"swap-{part}.jsonl.gz"
         if not file.exists():
             agent, team = self.request.agent, self.old_team
@@ -240,7 +239,7 @@ class _Swap:
         return batch
 
     def _evaluated(self, when: str, session: Session, team: Team) -> SwapEvalRecord:
-        """Held-out success, from the journal when it was measured before. All three see the same problems and noise."""
+        """Held-out success, from the journal if already measured. All evaluations use the same problems and noise."""
         for made in self.journal.records():
             if isinstance(made, SwapEvalRecord) and made.when == when:
                 return made
@@ -256,7 +255,7 @@ class _Swap:
         return record
 
     def _align(self, batch: RolloutBatch, *, exact: bool, into: Record) -> Iterator[Record]:
-        """Distil; fills ``into`` with what it came to (app:diagnostics, plug-in feasibility)."""
+        """Distill; stores the results in ``into`` (app:diagnostics, plug-in feasibility)."""
         agent, settings = self.request.agent, self._alignment(exact)
         learner = self.new.engine.learner(agent)
         own = distiller(self.new.engine, self.old.engine, agent)
@@ -270,7 +269,7 @@ class _Swap:
         into.update(achieved(student, Progress.of(commit.progress), settings))
         into.update(self._feasibility(student, batch, settings) if exact else self._other_spelling(student))
         own.end()
-        learner.restore(learner.snapshot())  # the student wrote into the same policy: forget the version remembered
+        learner.restore(learner.snapshot())  # the student changed the same policy: invalidate the cached version
         learner.end()
 
     def _alignment(self, exact: bool) -> Alignment:
@@ -289,8 +288,8 @@ class _Swap:
         )
 
     def _probes(self, batch: RolloutBatch, exact: bool, doubled: int) -> Probes:
-        """The probes after so many doublings: hotter ones to learn from, usual ones of the problems held out to judge
-        by, of which a hundred are ruled by one slip of the old agent."""
+        """The probes after ``doubled`` doublings, which add training probes at a higher temperature, and held-out
+        probes at the usual one, since one unlikely message of the old agent dominates the mean over a hundred."""
         probes = self._viewed([batch], exact)
         if doubled == 0:
             return probes
@@ -317,9 +316,9 @@ class _Swap:
         )
 
     def _feasibility(self, student: Student, batch: RolloutBatch, settings: Alignment) -> Record:
-        """The surrogate on held-out probes, and one look at conversations that steered nothing."""
+        """The surrogate on held-out probes, and a check on conversations that were not used for steering."""
         plan, rows = self.new.plan, student.probes.held_out
-        rows = rows[rows < student.probes.usual]  # of the conversations played first, whose rewards these are
+        rows = rows[rows < student.probes.usual]  # from the first conversations, which the rewards belong to
         advantages = plan.advantage.estimate(batch.returns_PG(plan.gamma))
         advantages_M = advantages.values_PG.reshape(-1)[student.probes.old.episode_M[rows]]
         found = surrogate(student.learner.measure(rows), advantages_M)
@@ -340,7 +339,8 @@ class _Swap:
     # -- the new run ------------------------------------------------------------------------------------------
 
     def _install(self, record: SwapRecord) -> None:
-        """The old run's log with the swap at its end, one commit, and last the team file; then the looks go."""
+        """Writes the old run's log with the swap at its end, one commit, and last the team file; then removes the
+        alignment's checks."""
         number = self.commit.number
         past = [
             r
@@ -381,7 +381,7 @@ class _Swap:
         return history.as_state()
 
     def _states(self) -> dict[str, AgentState]:
-        """Agents that stay are steered on as they were; the new one, or all of a team trained anew, begin afresh."""
+        """Kept agents keep their states; the new one, or all agents with mode "reset", start with initial states."""
         states = dict.fromkeys(self.new.team.names, self.new.plan.first_state())
         if self.request.mode != "reset":
             states |= {name: state for name, state in self.state.states.items() if name != self.request.agent}
@@ -389,7 +389,7 @@ class _Swap:
 
 
 def _spent(batch: RolloutBatch) -> Ledger:
-    """What the probes cost, from the episodes themselves: the same whether or not the swap was interrupted."""
+    """The cost of the probes, from the episodes themselves, so that it does not depend on interruptions."""
     ledger = Ledger(episodes=len(batch.episodes))
     for episode in batch.episodes:
         for turn in episode.turns:

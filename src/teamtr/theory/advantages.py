@@ -49,16 +49,16 @@ def group_advantages(
     ``var`` is the population variance of the group and ``eps_norm`` stands inside the root. Without ``normalize``
     only the mean is subtracted, and the result is still clipped; ``a_clip`` may be inf.
 
-    A group whose returns are all equal says nothing about which rollout was better: exact zeros, not informative.
+    A group whose returns are all equal has no information on which rollout was better: exact zeros, not informative.
     A group with a return that is not finite (or so large that its spread is not finite in double precision)
-    could only poison the update: exact zeros, marked in ``non_finite_P``.
+    would corrupt the update: exact zeros, marked in ``non_finite_P``.
 
-    A normalized advantage never exceeds sqrt(G - 1) in size (Samuelson's inequality), so that for
-    G <= 1 + a_clip**2 clipping is idle: with a_clip = 3, up to G = 10.
+    A normalized advantage never exceeds sqrt(G - 1) in size (Samuelson's inequality), so clipping has no effect for
+    G <= 1 + a_clip**2: with a_clip = 3, up to G = 10.
 
-    ``weights_PG`` are trajectory weights of rollouts that another team wrote (app:exp:isdeg): mean and variance of a
-    group are then those under the weights, sum(w R) / sum(w), so that the baseline is the present team's too. Without
-    them, or with equal weights within each group, it is the plain mean.
+    ``weights_PG`` are trajectory weights of rollouts that another team wrote (app:exp:isdeg). Mean and variance of a
+    group are then weighted, sum(w R) / sum(w), so that the baseline is the current team's too. Without weights, or with
+    equal weights within each group, it is the plain mean.
     """
     returns = np.asarray(returns_PG, dtype=np.float64)
     if returns.ndim != 2 or returns.shape[1] == 0:
@@ -72,15 +72,15 @@ def group_advantages(
     if weights.shape != returns.shape or not (weights >= 0.0).all():
         raise ValueError(f"group_advantages: one weight of at least 0 per rollout is needed, got {weights.shape}")
 
-    # Equality is asked of the returns themselves: the mean of equal numbers can differ from them in the last bit.
+    # Compare the returns themselves: the mean of equal numbers can differ from them in the last bit.
     equal_P = (returns == returns[:, :1]).all(axis=1)
-    with np.errstate(all="ignore"):  # what overflows or divides 0 by 0 here is found by the finiteness test below
+    with np.errstate(all="ignore"):  # overflow and 0 / 0 are detected by the finiteness test below
         shares_PG = weights / weights.mean(axis=1, keepdims=True)  # exactly 1 where all are 1
         centred_PG = returns - (shares_PG * returns).mean(axis=1, keepdims=True)
         deviation_P1 = np.sqrt((shares_PG * centred_PG**2).mean(axis=1, keepdims=True) + eps_norm)
         raw_PG = centred_PG / deviation_P1 if normalize else centred_PG
     finite_PG = np.isfinite(returns) & np.isfinite(raw_PG) & np.isfinite(deviation_P1)
-    # Equal returns and eps_norm = 0 give 0 / 0, which is no fault of the rewards.
+    # Equal returns with eps_norm = 0 give 0 / 0, although the rewards are fine.
     non_finite_P = np.where(equal_P, ~np.isfinite(returns[:, 0]), ~finite_PG.all(axis=1))
     informative_P = ~equal_P & ~non_finite_P
 

@@ -1,9 +1,9 @@
-"""How to share a KL budget among the steps of a stage, and in which order to take them (app:tightness).
+"""Allocation of a KL budget among the steps of a stage, and the order of the steps (app:tightness).
 
-app:tightness rightly says that equal radii *maximise* the penalty sum of sqrt(delta_i) under a fixed total. That alone
-is no reason against them, for the gain of a step grows like the root of its radius as well: what counts is the
-difference, and by the paper's own bound it is negative for gamma >= 1/2, so that its best allocation is zero. With a
-certificate whose penalty is of second order the trade is real, and ``best_radii`` solves it exactly.
+app:tightness correctly says that equal radii *maximize* the penalty sum of sqrt(delta_i) under a fixed total. That
+alone is no argument against them, because the gain of a step also grows like the root of its radius. What counts is the
+difference, which is negative for gamma >= 1/2 by the paper's own bound, so that its best allocation is zero. With a
+certificate whose penalty is of second order there is a real trade-off, which ``best_radii`` solves exactly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def equal_radii(total: float, steps: int) -> Floats:
 def proportional_radii(gains_I: ArrayLike, total: float) -> Floats:
     """Radii in proportion to the gain observed at each step (app:tightness); losses count as no gain.
 
-    Equal radii when no step gained, since nothing then speaks for any of them.
+    Equal radii if no step gained.
     """
     _budget("proportional_radii", total)
     gains = np.maximum(np.asarray(gains_I, dtype=np.float64), 0.0)
@@ -43,9 +43,9 @@ def proportional_radii(gains_I: ArrayLike, total: float) -> Floats:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Radii, the bound they certify (each step's part in ``parts_I``), and the worth of more budget.
+    """Radii, the bound they certify (each step's part in ``parts_I``), and the marginal value of the budget.
 
-    ``price`` is d bound / d total at the optimum, the multiplier of the budget: 0 when not all of it is used.
+    ``price`` is d bound / d total at the optimum, the multiplier of the budget: 0 if not all of it is used.
     """
 
     radii_I: Floats
@@ -67,8 +67,8 @@ def certified_parts(
     """(kappa - c) sqrt(delta) - a delta - e delta^(3/2) for each step.
 
     ``kappa_I``: gain per root of the radius (lem:lin-quad). ``penalty_I``: the first-order occupancy penalty c, the
-    paper's sqrt(2) gamma A_max / (1 - gamma)^2 or 0 for an agent that speaks once. ``curvature_I``: what is linear in
-    the radius, the smoothness price a of thm:info-lower-stage and any second-order occupancy penalty together.
+    paper's sqrt(2) gamma A_max / (1 - gamma)^2 or 0 for an agent that speaks once. ``curvature_I``: the terms linear in
+    the radius, that is the smoothness price a of thm:info-lower-stage plus any second-order occupancy penalty.
     ``cubic_I``: the KL-Fisher remainder.
     """
     radii, kappa, a, c, e = _floats(radii_I, kappa_I, curvature_I, penalty_I, cubic_I)
@@ -84,16 +84,16 @@ def best_radii(
     cubic_I: ArrayLike = 0.0,
     caps_I: ArrayLike = np.inf,
 ) -> Allocation:
-    """The radii that maximise the sum of ``certified_parts`` with sum of radii <= total and radii <= caps, exactly.
+    """The radii that maximize the sum of ``certified_parts`` with sum of radii <= total and radii <= caps, exactly.
 
-    A step with kappa <= c cannot gain and gets 0. The others are concave in their radius, so the KKT conditions decide:
-    with the budget's price l, and x = sqrt(delta), b = kappa - c,
+    A step with kappa <= c cannot gain and gets 0. The others are concave in their radius, so the KKT conditions are
+    sufficient: with the budget's price l, and x = sqrt(delta), b = kappa - c,
 
         b / (2x) - a - 3/2 e x = l,   x(l) = b / ((a + l) + sqrt((a + l)^2 + 3 e b)),   or the cap if that is smaller.
 
-    The total of x(l)^2 falls in l. If it is within the budget at l = 0 (curvature stops the steps of itself), that is
-    the answer; otherwise the l that spends the budget is found by bisection to the last bit (water-filling). With
-    a = e = 0 it is delta_i proportional to b_i^2. Steps stand along the last axis; axes before it are separate stages.
+    The total of x(l)^2 decreases in l. If it is within the budget at l = 0 (curvature alone limits the steps), that is
+    the solution; otherwise the l that spends the budget is found by bisection to the last bit (water-filling). With
+    a = e = 0 delta_i is proportional to b_i^2. The last axis is steps; axes before it are separate stages.
     """
     (budget,) = _floats(total)
     _budget("best_radii", budget)
@@ -134,12 +134,12 @@ def update_order(
     rng: np.random.Generator | None = None,
     expected_gains_A: ArrayLike | None = None,
 ) -> tuple[int, ...]:
-    """The order sigma of a stage as agent numbers: fixed, reverse, random, or by largest expected gain first.
+    """The order sigma of a stage as agent numbers: fixed, reverse, random, or largest expected gain first.
 
-    The bounds hold for every order (thm:stage) but their surrogates depend on it. "largest_gain" is the greedy one:
-    an early step changes the states of all later ones, so the step that is worth most is taken while its expectation
-    still holds; equal gains keep the fixed order. An expected gain may be kappa_i sqrt(delta_i), or the agent's last
-    measured one.
+    The bounds hold for every order (thm:stage) but their surrogates depend on it. "largest_gain" is greedy: an early
+    step changes the states of all later ones, so the step with the largest expected gain is taken while the
+    expectation still holds; equal gains keep the fixed order. An expected gain may be kappa_i sqrt(delta_i), or the
+    agent's last measured gain.
     """
     if agents < 1:
         raise ValueError(f"update_order: a team has at least one agent, got {agents}")

@@ -1,12 +1,12 @@
-"""From samples to expectations: what a finite batch may claim about a surrogate (app:groupconc, app:finite-sample).
+"""Concentration bounds: confidence bounds on a surrogate from a finite batch (app:groupconc, app:finite-sample).
 
-Every bound here is about the mean of independent *groups* (a problem and its G episodes), never of single messages,
-which resemble each other within a group. Two conditions that the paper leaves unsaid:
+Every bound here is on the mean of independent *groups* (a problem and its G episodes), not of single messages, which
+are correlated within a group. Two conditions that the paper does not state:
 
-- the policy that is evaluated must not have been fitted to the same groups (else they are no independent sample for
-  it): evaluate on held-out groups, or on the fresh batch that the next step samples anyway;
-- ``weight`` stands where the paper writes 1/(1 - gamma): the largest total discount that one agent's messages of one
-  episode can carry. With at most K messages and gamma = 1 it is K, and the paper's form would be infinite.
+- the policy that is evaluated must not have been fitted to the same groups (otherwise they are not an independent
+  sample for it): evaluate on held-out groups, or on the fresh batch that the next step samples anyway;
+- ``weight`` replaces the paper's 1/(1 - gamma): it is the largest total discount that one agent's messages of one
+  episode can carry. With at most K messages and gamma = 1 it is K, where the paper's form would be infinite.
 
 A KL radius in this module is the *normalized* one of eq:kltokdef: the discounted sum over an episode divided by
 ``weight``. Functions take numbers or arrays and broadcast.
@@ -36,7 +36,7 @@ def hoeffding_tail(epsilon: ArrayLike, count: ArrayLike, bound: ArrayLike) -> Fl
 def hoeffding_width(count: ArrayLike, bound: ArrayLike, delta: ArrayLike, *, two_sided: bool = True) -> Floats:
     """The epsilon at which ``hoeffding_tail`` is ``delta``: B sqrt(2 log(2/delta) / N).
 
-    A lower bound needs one tail alone, and log(1/delta): ``two_sided=False``. cor:empL prints the two-sided one.
+    A lower bound needs only one tail, and log(1/delta): ``two_sided=False``. cor:empL prints the two-sided one.
     """
     count, bound, delta = _floats(count, bound, delta)
     _positive("hoeffding_width", count=count, bound=bound)
@@ -47,15 +47,15 @@ def hoeffding_width(count: ArrayLike, bound: ArrayLike, delta: ArrayLike, *, two
 def bernstein_width(
     variance: ArrayLike, count: ArrayLike, bound: ArrayLike, delta: ArrayLike, *, two_sided: bool = True
 ) -> Floats:
-    """Empirical Bernstein (Maurer and Pontil 2009, theorem 4), ours in place of Hoeffding where variance is small.
+    """Empirical Bernstein (Maurer and Pontil 2009, theorem 4), our replacement for Hoeffding where variance is small.
 
     With probability at least 1 - delta the expectation exceeds the mean of N independent values in [-B, B] by at
     most sqrt(2 V log(2/delta) / N) + 7 (2B) log(2/delta) / (3 (N - 1)), where V is the *sample* variance with
     denominator N - 1. (The printed theorem is for the range [0, 1]; the range 2B scales both terms.) The 2 in the
-    logarithm pays for estimating V. Both sides at once: delta/2 for each, so log(4/delta).
+    logarithm accounts for estimating V. Both sides at once: delta/2 for each, so log(4/delta).
 
-    Smaller than Hoeffding's when V is well below B^2 and N large against log(1/delta): the first term is
-    Hoeffding's with sqrt(V) for B. A group-normalized advantage seldom comes near its clip, so that is the rule.
+    Smaller than Hoeffding's if V is well below B^2 and N is large compared with log(1/delta): the first term is
+    Hoeffding's with sqrt(V) for B. This is the usual case: group-normalized advantages are seldom near their clip.
     """
     variance, count, bound, delta = _floats(variance, count, bound, delta)
     _positive("bernstein_width", bound=bound)
@@ -69,8 +69,8 @@ def bernstein_width(
 def smaller_width(
     variance: ArrayLike, count: ArrayLike, bound: ArrayLike, delta: ArrayLike, *, two_sided: bool = True
 ) -> Floats:
-    """The smaller of Hoeffding's and Bernstein's width, each at delta/2: which one wins is read off the sample, so
-    both must hold at once."""
+    """The smaller of Hoeffding's and Bernstein's width, each at delta/2: the choice depends on the sample, so both must
+    hold at once."""
     half = _floats(delta)[0] / 2.0
     return np.minimum(
         hoeffding_width(count, bound, half, two_sided=two_sided),
@@ -88,11 +88,11 @@ def surrogate_range(a_clip: ArrayLike, eps_w: ArrayLike, weight: ArrayLike) -> F
 
 
 def ratio_clip_term(a_clip: ArrayLike, radius: ArrayLike, weight: ArrayLike) -> Floats:
-    """weight * A_clip * sqrt(2 radius): what clipping ratios can hide inside the region (cor:clipbias-tr).
+    """weight * A_clip * sqrt(2 radius): the largest bias of ratio clipping within the trust region (cor:clipbias-tr).
 
     With turn weights c_t that add up to at most W and the normalized radius D = (1/W) E sum c_t KL_t, Pinsker and
-    Cauchy-Schwarz give E sum c_t A sqrt(2 KL_t) <= A sqrt(2 W E sum c_t KL_t) = A W sqrt(2 D). For c_t = gamma^t,
-    W = 1/(1 - gamma), that is the paper's.
+    Cauchy-Schwarz give E sum c_t A sqrt(2 KL_t) <= A sqrt(2 W E sum c_t KL_t) = A W sqrt(2 D). With c_t = gamma^t
+    and W = 1/(1 - gamma) it is the paper's term.
     """
     a_clip, radius, weight = _floats(a_clip, radius, weight)
     return weight * a_clip * np.sqrt(2.0 * radius)
@@ -100,7 +100,7 @@ def ratio_clip_term(a_clip: ArrayLike, radius: ArrayLike, weight: ArrayLike) -> 
 
 @dataclass(frozen=True)
 class Correction:
-    """An empirical surrogate and what must be taken from it, one entry per step (cor:empL)."""
+    """An empirical surrogate and the terms to subtract from it, one entry per step (cor:empL)."""
 
     surrogate: Floats
     sampling: Floats
@@ -108,7 +108,7 @@ class Correction:
 
     @property
     def lower(self) -> Floats:
-        """Below the population surrogate with the stated confidence."""
+        """A lower bound of the population surrogate with the stated confidence."""
         return np.asarray(self.surrogate - self.sampling - self.ratio_bias)
 
 
@@ -128,7 +128,7 @@ def empirical_correction(
 
     ``surrogate`` is the mean over ``groups`` of their clipped, importance-weighted contribution; clipped on both
     sides, w_clip A (for PPO's minimum see ``surrogate_range``). With the sample ``variance`` of the groups'
-    contributions, empirical Bernstein takes Hoeffding's place. ``two_sided=True`` is as printed; one side suffices.
+    contributions, empirical Bernstein replaces Hoeffding. ``two_sided=True`` is as printed; one side suffices.
     """
     bound = surrogate_range(a_clip, eps_w, weight)
     if variance is None:
@@ -149,7 +149,7 @@ class StageBound:
 
     @property
     def lower(self) -> Floats:
-        """Below the stage's true gain with the stated confidence."""
+        """A lower bound of the stage's true gain with the stated confidence."""
         return np.asarray((self.correction.lower - self.occupancy_I - self.zeta_I).sum(axis=-1))
 
 
@@ -169,11 +169,11 @@ def stage_high_probability(
 ) -> StageBound:
     """The stage's gain is at least ``.lower`` with probability 1 - delta_conf (thm:stage-hp).
 
-    Each of the n steps gets delta_conf / n. ``occupancy_I`` are the steps' occupancy penalties by whichever
-    certificate is used (the paper's: sqrt(2) gamma A_max sqrt(delta_i) / (1 - gamma)^2; ours are smaller), and
-    ``zeta_I`` their estimation errors already multiplied by ``weight``. With ``variances_I`` the sampling term is
-    empirical Bernstein's. The radii must hold in the population: where they are enforced on an estimate, the
-    probability that the estimate is inside and the truth is not comes on top of ``delta_conf``.
+    Each of the n steps gets delta_conf / n. ``occupancy_I`` are the steps' occupancy penalties from the certificate in
+    use (the paper's: sqrt(2) gamma A_max sqrt(delta_i) / (1 - gamma)^2; ours are smaller), and ``zeta_I`` their
+    estimation errors already multiplied by ``weight``. With ``variances_I`` the sampling term is empirical Bernstein's.
+    The radii must hold in the population: if they are enforced on an estimate, the probability that the estimate is
+    inside and the true value is not must be added to ``delta_conf``.
     """
     surrogates, occupancy, zeta = _floats(surrogates_I, occupancy_I, zeta_I)
     steps = surrogates.shape[-1]
@@ -195,9 +195,9 @@ def stage_high_probability(
 
 
 def markov_beta(transition_XX: ArrayLike, lag: int) -> Floats:
-    """beta(lag) of a stationary finite Markov chain: the mean over x ~ pi of TV(P^lag(x, .), pi). Leading axes go.
+    """beta(lag) of a stationary finite Markov chain: the mean over x ~ pi of TV(P^lag(x, .), pi). Vectorized.
 
-    By the Markov property the past enters through its last state alone, and the whole future through its first, so
+    By the Markov property the past enters only through its last state, and the whole future only through its first, so
     the supremum over future events in the definition (app:finite-sample) is the total variation at one time.
     For two states with P(0 -> 1) = p and P(1 -> 0) = q it is 2 pi_0 pi_1 |1 - p - q|^lag.
     """
@@ -220,7 +220,7 @@ def stationary(transition_XX: ArrayLike) -> Floats:
 
 
 def blocks(count: int, block: int) -> int:
-    """m = floor(N / 2l), how many odd blocks of length l fit (lem:beta-block)."""
+    """m = floor(N / 2l), the number of odd blocks of length l that fit (lem:beta-block)."""
     if block < 1 or count < 2 * block:
         raise ValueError(f"blocks: needs a block of at least 1 and at least two blocks' groups, got {block} of {count}")
     return count // (2 * block)
@@ -235,8 +235,8 @@ def blocking_tail(epsilon: ArrayLike, count: int, block: int, bound: ArrayLike, 
     Proof. TV(joint law of (past, future), product of their laws) = E sup_B |P(B | past) - P(B)| <= beta(l + 1) for a
     past up to block k and a future from block k + 1 on. Replace the blocks by independent copies one at a time: the
     joint law of m blocks is within (m - 1) beta(l + 1) of the product law, in the total variation that is the largest
-    difference of probabilities of *any* event. The two-sided deviation is one event, so nothing is paid twice. Under
-    the product law the block means are independent, in [-B, B], with the right expectation by stationarity:
+    difference of probabilities of *any* event. The two-sided deviation is one event, so the distance enters once.
+    Under the product law the block means are independent, in [-B, B], with the right expectation by stationarity:
     Hoeffding. For m = 2 the distance is exactly beta(l + 1), so the factor cannot be improved.
     """
     epsilon, bound, beta = _floats(epsilon, bound, beta)
@@ -246,7 +246,7 @@ def blocking_tail(epsilon: ArrayLike, count: int, block: int, bound: ArrayLike, 
 
 
 def blocking_width(count: int, block: int, bound: ArrayLike, beta: ArrayLike, delta: ArrayLike) -> Floats:
-    """The epsilon at which ``blocking_tail`` is ``delta``; inf where mixing alone already costs more than delta."""
+    """The epsilon at which ``blocking_tail`` is ``delta``; inf if the mixing term alone exceeds delta."""
     bound, beta, delta = _floats(bound, beta, delta)
     m = blocks(count, block)
     left = np.asarray(delta - (m - 1) * beta)
@@ -260,8 +260,8 @@ def blocking_width(count: int, block: int, bound: ArrayLike, beta: ArrayLike, de
 def shrinkage(group_size: ArrayLike) -> Floats:
     """1 - 1/G: E[R_g - group mean | tau_g] = (1 - 1/G) (R_g - mu), because the mean holds R_g itself (lem:shrinkage).
 
-    A factor common to all rollouts, so it bends no gradient, and G / (G - 1) undoes it. It is about R - mean alone:
-    division by the group's own deviation (eq:group_adv) has a bias of its own.
+    The factor is common to all rollouts, so it does not change the gradient's direction, and G / (G - 1) reverses it.
+    It concerns only R - mean: division by the group's own deviation (eq:group_adv) has a bias of its own.
     """
     (size,) = _floats(group_size)
     _positive("shrinkage", group_size=size)
@@ -269,7 +269,7 @@ def shrinkage(group_size: ArrayLike) -> Floats:
 
 
 def baseline_bias(a_ret: ArrayLike, group_size: ArrayLike) -> Floats:
-    """|A_ret| / G, the exact bias of return minus group mean, and its bound when A_ret is a bound (cor:baselinebias).
+    """|A_ret| / G, the exact bias of return minus group mean, and its bound if A_ret is a bound (cor:baselinebias).
 
     It is the bias of the *mean*. Division by the group's deviation has its own, which does not vanish with G.
     """
@@ -280,8 +280,8 @@ def baseline_bias(a_ret: ArrayLike, group_size: ArrayLike) -> Floats:
 
 @dataclass(frozen=True)
 class ClipBias:
-    """The bias of clipping Z at +-c, and the paper's bounds on it, each at least as large as the one before it, but
-    for the last two, which bound ``overflow`` each in its own way."""
+    """The bias of clipping Z at +-c, and the paper's bounds on it, each at least as large as the one before it, except
+    that the last two each bound ``overflow`` independently."""
 
     bias: Floats
     distance: Floats
@@ -294,8 +294,8 @@ def clip_bias(values_X: ArrayLike, probabilities_X: ArrayLike, limit: ArrayLike)
     """|E clip(Z) - E Z| <= E|Z - clip(Z)| <= E|Z| 1{|Z| > c} (lem:clipbias) <= max|Z| P(|Z| > c) and
     <= sqrt(E Z^2 P(|Z| > c)) (cor:clipbias-prob), for a law on finitely many values (last axis).
 
-    ``distance`` is E(|Z| - c)+, which is what ``zeta_clip`` measures on a batch: use it, it is smaller than the
-    others by c P(|Z| > c).
+    ``distance`` is E(|Z| - c)+, which ``zeta_clip`` measures on a batch. Prefer it: it is smaller than ``overflow`` by
+    c P(|Z| > c).
     """
     values, probabilities = _floats(values_X, probabilities_X)
     c = _floats(limit)[0][..., None]

@@ -1,8 +1,8 @@
-"""Steering one update to its radius: penalty weight, back-off, step scale, radius (app:impl, "Enforcing the trust
-region").
+"""Controls that steer an update to its radius: penalty weight, backtracking, step scale, radius (app:impl, "Enforcing
+the trust region").
 
-All of it rests on one fact: near the old policy the KL grows like the square of the step (lem:klfisher,
-whose second order is the same for either order of the arguments).
+All of them rest on one fact: near the old policy the KL grows like the square of the step (lem:klfisher, whose second
+order is the same for either order of the arguments).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import math
 def adapt_beta(beta: float, kl: float, target: float, *, low: float = 1e-4, high: float = 100.0) -> float:
     """The penalty weight for the next update, the adaptive beta of eq:ppo_obj (the rule of PPO).
 
-    Doubled when ``kl`` is above 1.5 targets (or not finite), halved when below target / 1.5, always within
-    [low, high]. The bounds come first, so a beta of 0, which no doubling would move, counts as ``low``.
+    Doubled if ``kl`` is above 1.5 * target (or not finite), halved if below target / 1.5, always within [low, high].
+    The bounds are applied first, so a beta of 0, which doubling cannot change, counts as ``low``.
     """
     _require_positive("adapt_beta", target=target, low=low, high=high)
     beta = min(max(beta, low), high)
-    if not kl <= 1.5 * target:  # nan is too far as well
+    if not kl <= 1.5 * target:  # also true for nan
         beta *= 2.0
     elif kl < target / 1.5:
         beta /= 2.0
@@ -26,11 +26,10 @@ def adapt_beta(beta: float, kl: float, target: float, *, low: float = 1e-4, high
 
 
 def backoff_fraction(upper: float, radius: float, *, safety: float = 0.9) -> float:
-    """How far to go along the line from the old to the tried parameters so that the bound becomes safety * radius.
+    """The fraction of the line from the old to the tried parameters at which the bound becomes safety * radius.
 
-    The KL grows like the square of the step, so sqrt(safety * radius / upper), below 1 whenever ``upper`` is
-    outside the radius. Inside, nothing is to be done: 1. A bound that is not finite says nothing about the
-    distance: halve.
+    The KL grows like the square of the step, so it is sqrt(safety * radius / upper), below 1 whenever ``upper`` is
+    outside the radius. Inside the radius it is 1. A bound that is not finite gives no distance: 0.5.
     """
     _require_positive("backoff_fraction", radius=radius, safety=safety)
     if safety >= 1.0:
@@ -47,9 +46,9 @@ def adapt_step_scale(
 ) -> float:
     """The scale of the next update's steps, from the KL that this one's steps reached.
 
-    scale * sqrt(target / reached), the factor held within [slowest, fastest]. A KL of 0 (or below, from a sampled
-    estimate) says that nothing moved, as with a learning rate of 0: the scale stays, or it would double for ever.
-    A KL that is not finite: the slowest.
+    scale * sqrt(target / reached), with the factor clamped to [slowest, fastest]. A KL of 0 (or below, from a sampled
+    estimate) means that nothing moved, as with a learning rate of 0: the scale is kept, or it would double forever.
+    For a KL that is not finite the factor is ``slowest``.
     """
     _require_positive("adapt_step_scale", scale=scale, kl_target=kl_target, slowest=slowest, fastest=fastest)
     if kl_reached <= 0.0:
@@ -60,12 +59,12 @@ def adapt_step_scale(
 
 
 def adapt_radius(radius: float, kl_used: float, target: float, *, factor: float = 10.0) -> float:
-    """The next radius, so that the KL really used settles at ``target`` ("adaptive delta" of tab:ablation).
+    """The next radius, so that the KL actually used settles at ``target`` ("adaptive delta" of tab:ablation).
 
-    Updates use some share of their radius, so the radius moves by sqrt(target / used), at most a factor 2 a time,
-    and stays within [target / factor, target * factor]. The root halves the remaining error (in logs) each time,
-    where the plain quotient would follow the noise of one update. A KL of 0, as after an update that was restored
-    or skipped, leaves the radius where it is.
+    Updates use some share of their radius, so the radius changes by sqrt(target / used), at most a factor of 2 at a
+    time, and stays within [target / factor, target * factor]. The root halves the remaining error (in logs) each time;
+    the plain quotient would follow the noise of one update. A KL of 0, as after an update that was restored or skipped,
+    leaves the radius unchanged.
     """
     _require_positive("adapt_radius", radius=radius, target=target)
     if not factor >= 1.0:

@@ -1,8 +1,8 @@
-"""How returns become advantages, as a value of the plan: from the group's mean and deviation, a critic, or your way.
+"""Advantage estimators, as values of the plan: from the group's mean and deviation, from a critic, or custom.
 
-An estimator is any value with these three methods. One with a critic (``CriticAdvantage``) also says what the values of
-its tokens make of them: those are known only once an update has frozen its policy. ``GroupAdvantage`` is the paper's; a
-subclass may override one of them::
+An estimator is any value with the three methods of ``AdvantageEstimator``. ``CriticAdvantage`` also computes advantages
+per token from a critic's values, which are known only once an update has frozen its policy. ``GroupAdvantage`` is the
+paper's; a subclass may override any method::
 
     @dataclass(frozen=True)
     class LeaveOneOut(GroupAdvantage):
@@ -25,24 +25,24 @@ from teamtr.types import Floats
 
 
 class AdvantageEstimator(Protocol):
-    """Turns the returns of P groups of G episodes into advantages, and knows what its estimates may be wrong by."""
+    """Turns the returns of P groups of G episodes into advantages, and estimates their error."""
 
     def estimate(self, returns_PG: Floats, weights_PG: Floats | None = None) -> Advantages:
-        """The advantages; ``weights_PG`` are trajectory weights of episodes that another team wrote."""
+        """The advantages; ``weights_PG`` are trajectory weights of episodes written by another team."""
         ...
 
     def largest(self, group_size: int) -> float:
-        """The size that no advantage exceeds: the A_max of the paper's certificate."""
+        """The largest possible absolute advantage: the A_max of the paper's certificate."""
         ...
 
     def error(self, returns_PG: Floats) -> float:
-        """How much the advantages owe to the luck of the group: the paper's zeta_norm, 0 where nothing is known."""
+        """The error of the advantages due to chance in the group: the paper's zeta_norm; 0 if it is not known."""
         ...
 
 
 @dataclass(frozen=True)
 class GroupAdvantage:
-    """clip((R - mean) / sqrt(variance + eps), -clip, clip) over each group, eq:group_adv; inf does not clip."""
+    """clip((R - mean) / sqrt(variance + eps), -clip, clip) over each group, eq:group_adv; ``clip=inf``: no clipping."""
 
     normalize: bool = True
     clip: float = 3.0
@@ -65,10 +65,10 @@ class GroupAdvantage:
 class CriticAdvantage:
     """Generalized advantage estimation with a critic: PPO's (arXiv 1506.02438, 1707.06347).
 
-    ``gae_lambda`` 1 is the return less the value, 0 the one-step error. It is 1 unless it is set: a critic begins with
-    values of 0, and below 1 the return then reaches the last tokens of a message alone. ``value_clip``: a value that
-    has moved this far in one update is drawn no further, in units of reward. ``normalize`` and ``clip`` are over the
-    tokens of the batch, not over groups.
+    ``gae_lambda`` 1 is the return minus the value, 0 the one-step error. The default is 1 because a critic starts with
+    values of 0, so that with less than 1 the return reaches only the last tokens of a message. ``value_clip``: a value
+    that has moved this far in one update is not moved further, in units of reward. ``normalize`` and ``clip`` apply to
+    the tokens of the batch, not to groups.
     """
 
     gae_lambda: float = 1.0
@@ -78,8 +78,8 @@ class CriticAdvantage:
     eps: float = 1e-6
 
     def estimate(self, returns_PG: Floats, weights_PG: Floats | None = None) -> Advantages:
-        """Without the values: the return less its group's mean, which probes and pages show. A group of equal returns
-        teaches as well as any other."""
+        """The advantages without the critic: the return minus its group's mean, used by probes and reports. Groups with
+        equal returns are informative like any other."""
         found = group_advantages(returns_PG, a_clip=math.inf, eps_norm=self.eps, normalize=False, weights_PG=weights_PG)
         return replace(found, informative_P=~found.non_finite_P)
 
@@ -93,7 +93,7 @@ class CriticAdvantage:
     def of_tokens(
         self, values: Sequence[Floats], messages: AgentBatch, returns_PG: Floats, gamma: float
     ) -> TokenAdvantages:
-        """With the values that the critic gives before each token of these messages."""
+        """The advantages per token, from the critic's values before each token of these messages."""
         return token_advantages(
             values,
             messages.episode_M,

@@ -1,9 +1,9 @@
 """Advantages per token from a critic's values: generalized advantage estimation (arXiv 1506.02438) over one agent's
 tokens.
 
-An agent's tokens of one episode are a chain: each ends where the next one of the same agent begins, whatever others
-said in between, and the return arrives at the last. A turn is discounted by gamma, as in ``discounted_return``; the
-tokens of one message are not.
+An agent's tokens of one episode form a chain: the successor of each is the agent's next token, whatever others said in
+between, and the return arrives at the last. Turns are discounted by gamma, as in ``discounted_return``; the tokens
+within a message are not.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class TokenAdvantages:
-    """What a critic makes of an agent's messages: ``advantages``, ``targets`` and ``values`` have an array per message
-    with a number per token; ``message_M`` is each message's return less the value of its beginning, normalized alike.
+    """Advantages of an agent's messages from a critic. ``advantages``, ``targets`` and ``values`` have an array per
+    message with a number per token; ``message_M`` is each message's return minus its first value, normalized alike.
 
-    ``targets`` are the returns that values should be, in units of reward: the advantages before normalization plus the
-    values. Messages whose return is not finite have advantages of 0 and targets that are their values.
+    ``targets`` are the regression targets of the values, in units of reward: the advantages before normalization plus
+    the values. Messages whose return is not finite have advantages of 0 and targets equal to their values.
     """
 
     advantages: tuple[Floats, ...]
@@ -32,8 +32,8 @@ class TokenAdvantages:
     message_M: Floats
 
     def explained_variance(self, rows: NDArray[np.int64]) -> float | None:
-        """1 - Var(target - value) / Var(target) over the tokens of these messages: 1 is a perfect critic, 0 one as good
-        as a constant; None where all targets are equal."""
+        """1 - Var(target - value) / Var(target) over the tokens of these messages: 1 for a perfect critic, 0 for one as
+        good as a constant; None if all targets are equal."""
         target_N = np.concatenate([self.targets[m] for m in rows])
         spread = float(target_N.var())
         if not spread > 0.0:
@@ -49,8 +49,8 @@ class TokenAdvantages:
 def chain_advantages(values_T: Floats, discounts_T: Floats, final: float, lam: float) -> Floats:
     """GAE over one chain: A_t = delta_t + discount_t * lam * A_{t+1}, delta_t = discount_t * V_{t+1} - V_t.
 
-    ``discounts_T[t]`` lies between t and t + 1; the last entry is not looked at: what comes after the last token is
-    ``final``, in units of its time. ``lam`` 0 is the one-step error, 1 the return less the value.
+    ``discounts_T[t]`` is the discount from t to t + 1; the last entry is not used: after the last token comes
+    ``final``, discounted to that token. ``lam`` 0 is the one-step error, 1 the return minus the value.
     """
     values, discounts = values_T.tolist(), discounts_T.tolist()
     advantage = final - values[-1]
@@ -76,7 +76,7 @@ def token_advantages(
     """Advantages and targets of the messages of one agent.
 
     Args:
-        values: of each message, the critic's value before each token.
+        values: the critic's value before each token of each message.
         returns_E: discounted to the start of the episode, as the plan trains on them.
         normalize: subtract the mean over the batch's tokens and divide by sqrt(variance + eps).
         clip: advantages are clipped to this size; inf does not clip.
@@ -112,7 +112,7 @@ def token_advantages(
 def _normalized(
     values: Floats, over: Floats, counted: NDArray[np.bool_], normalize: bool, clip: float, eps: float
 ) -> Floats:
-    """By the mean and deviation of ``over``; 0 where it does not count."""
+    """Normalizes by the mean and deviation of ``over``, and clips; 0 where ``counted`` is False."""
     if normalize:
         values = (values - over.mean()) / np.sqrt(over.var() + eps)
     return np.where(counted, np.clip(values, -clip, clip), 0.0)

@@ -1,4 +1,4 @@
-"""What an update gains by a batch, from the log-ratios of its messages: the surrogate without clipping."""
+"""The unclipped surrogate: the gain of an update on a batch, from the log-ratios of its messages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from numpy.typing import ArrayLike, NDArray
 from teamtr.types import Floats
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are held within +-20 before ``exp``, so that one runaway message cannot overflow a batch in float32
-(exp(20) is 5e8). Beyond the bound the gradient is zero. No region of interest comes near: a ratio clip of 0.2 is
-0.18 in logs. It does not hide a fault: a log-ratio that is not finite becomes nan, for the caller to refuse."""
+"""Log-ratios are clamped to +-20 before ``exp``, so that one extreme message cannot overflow a batch in float32
+(exp(20) is 5e8). Beyond the bound the gradient is zero. Relevant log-ratios are far smaller: a ratio clip of 0.2 is
+0.18 in logs. The clamp hides no errors: a log-ratio that is not finite becomes nan, which the caller rejects."""
 
 
 def surrogate_gain(log_ratio_M: ArrayLike, advantages_M: ArrayLike, weights_M: ArrayLike | None = None) -> float:
-    """What an update gains by its own batch, unclipped: mean of (w - 1) A, in units of the advantage.
+    """The unclipped gain of an update on its own batch: mean of (w - 1) A, in units of the advantage.
 
     eq:surrogate is E[w A]. At w = 1 it is E[A], which is 0 in expectation (lem:centerapp), but not on a batch whose
-    advantages are clipped or whose episodes hold unequal numbers of messages. Subtracting it leaves the
-    expectation as it was and takes out the noise that has nothing to do with the step: no step, no gain, exactly.
-    Not finite when a log-ratio is not; otherwise log-ratios are held within ``LOG_RATIO_BOUND``.
+    advantages are clipped or whose episodes hold unequal numbers of messages. Subtracting it keeps the expectation and
+    removes noise that is unrelated to the step: without a step the gain is exactly 0. Not finite if a log-ratio is not;
+    otherwise log-ratios are clamped to ``LOG_RATIO_BOUND``.
     """
     log_ratio = np.asarray(log_ratio_M, dtype=np.float64)
     advantages = np.asarray(advantages_M, dtype=np.float64)
@@ -46,6 +46,6 @@ def gain_by_message(log_ratio_M: Floats, advantages_M: Floats) -> Floats:
 
 
 def bound_log_ratio(log_ratio_M: Floats | NDArray[np.floating]) -> Floats:
-    """Log-ratios held within ``LOG_RATIO_BOUND``; nan where one is not finite."""
+    """Log-ratios clamped to ``LOG_RATIO_BOUND``; nan where one is not finite."""
     bounded = np.clip(log_ratio_M, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return np.where(np.isfinite(log_ratio_M), bounded, np.nan)

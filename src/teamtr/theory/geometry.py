@@ -1,12 +1,12 @@
-"""KL, Fisher and gradients of softmax policies: the local picture of one update (app:info-lower, app:pgd).
+"""KL, Fisher matrix and gradients of softmax policies: the local geometry of one update (app:info-lower, app:pgd).
 
 A policy here is log-linear: at state s, pi_theta(a | s) is proportional to exp(theta . phi(s, a)). A table of logits
-is the special case in which every (s, a) has a parameter of its own. Axes: S states, A messages, K parameters; a
-leading axis for teams may stand before them.
+is the special case in which every (s, a) has a parameter of its own. Axes: S states, A messages, K parameters, with an
+optional leading axis for teams.
 
-Everything rests on one function of one variable. Move theta by t Delta and let X_a = Delta . phi(s, a). The log-sum-exp
-psi(t) at state s has psi' = E_t X, psi'' = Var_t X and psi''' = the third central moment of X, where E_t is under
-pi_{theta + t Delta}. Then
+Everything is derived from one function of one variable. Move theta by t Delta and let X_a = Delta . phi(s, a). The
+log-sum-exp psi(t) at state s has psi' = E_t X, psi'' = Var_t X and psi''' = the third central moment of X, where E_t is
+under pi_{theta + t Delta}. Then
 
     KL(cur || new) = psi(1) - psi(0) - psi'(0)    = integral over [0, 1] of (1 - t) psi''(t) dt
     KL(new || cur) = psi'(1) - psi(1) + psi(0)    = integral over [0, 1] of      t  psi''(t) dt
@@ -61,7 +61,7 @@ def fisher(probs_SA: ArrayLike, features_SAK: ArrayLike, weights_S: ArrayLike) -
 
 @dataclass(frozen=True)
 class Bridge:
-    """Both KLs of a step beside their common quadratic model, and intervals that must hold them.
+    """Both KLs of a step, their common quadratic model, and intervals that must contain them.
 
     ``reach`` is the largest span of Delta . phi(s, .) over states with weight: how far logits of one state move apart.
     """
@@ -77,9 +77,9 @@ class Bridge:
 def kl_fisher_bridge(logits_SA: ArrayLike, step_SA: ArrayLike, weights_S: ArrayLike) -> Bridge:
     """KL of a step of the logits = 1/2 Delta' F Delta + remainder, with an explicit remainder (lem:klfisher).
 
-    ``step_SA`` is the change of the logits, Delta . phi(s, a). The paper assumes a constant B_3; for a softmax it
-    need not be assumed. |psi'''| <= rho psi'', rho being the span of the step at s, because |X - EX| <= rho. So
-    psi''(t) lies within psi''(0) exp(-rho t) and psi''(0) exp(rho t), and the two integrals above lie within
+    ``step_SA`` is the change of the logits, Delta . phi(s, a). The paper assumes a constant B_3; for a softmax the
+    assumption is not needed. |psi'''| <= rho psi'', rho being the span of the step at s, because |X - EX| <= rho. So
+    psi''(t) lies between psi''(0) exp(-rho t) and psi''(0) exp(rho t), and the two integrals above lie between
 
         psi''(0) (exp(-rho) - 1 + rho) / rho^2       and  psi''(0) (exp(rho) - 1 - rho) / rho^2     for KL(cur||new)
         psi''(0) (1 - (1 + rho) exp(-rho)) / rho^2   and  psi''(0) (1 + (rho - 1) exp(rho)) / rho^2 for KL(new||cur)
@@ -95,7 +95,7 @@ def kl_fisher_bridge(logits_SA: ArrayLike, step_SA: ArrayLike, weights_S: ArrayL
     cur_to_new_S, new_to_cur_S = _both_kls(probs, step - mean)
 
     def over_states(values_S: Floats) -> Floats:
-        # A state that is never visited counts nothing, even where exp(span) overflows.
+        # A state without weight contributes 0, even if exp(span) overflows.
         return np.asarray((weights * np.where(weights > 0, values_S, 0.0)).sum(axis=-1))
 
     return Bridge(
@@ -120,7 +120,7 @@ def cubic_constant(radius_norm: ArrayLike, feature_span: ArrayLike = TABLE_SPAN,
     ``feature_span`` is the largest |phi(s, a) - phi(s, b)|, sqrt(2) for a logit table. Along a unit direction the span
     of X is at most that, so |psi'''| <= span^3 / (6 sqrt 3) and |psi''''| <= span^4 / 8. The third derivative along
     the ray is psi''' for KL(cur||new) and 2 psi''' + t psi'''' for KL(new||cur), the paper's direction. (The paper
-    asks for a bound in all directions at all points of the ball; Taylor's formula needs the ray alone.)
+    requires a bound in all directions at all points of the ball; Taylor's formula needs only the ray.)
     """
     span, norm = _floats(feature_span, radius_norm)
     third = THIRD_MOMENT * span**3
@@ -130,8 +130,8 @@ def cubic_constant(radius_norm: ArrayLike, feature_span: ArrayLike = TABLE_SPAN,
 
 
 def _both_kls(probs_A: Floats, centred_step_A: Floats) -> tuple[Floats, Floats]:
-    """KL(cur||new) and KL(new||cur) from the centred change X of the logits: psi(1) = log E exp X, psi'(0) = 0."""
-    excess = (probs_A * _expm1_less(centred_step_A)).sum(axis=-1)  # E exp(X) - 1, and E X = 0 costs no digits
+    """KL(cur||new) and KL(new||cur) from the centered change X of the logits: psi(1) = log E exp X, psi'(0) = 0."""
+    excess = (probs_A * _expm1_less(centred_step_A)).sum(axis=-1)  # E exp(X) - 1, without cancellation since E X = 0
     psi = np.log1p(excess)
     top = centred_step_A.max(axis=-1, keepdims=True)
     tilted = probs_A * np.exp(centred_step_A - top)
@@ -147,7 +147,7 @@ def _expm1_less(x: Floats) -> Floats:
 
 
 def _reverse_factor(rho: Floats) -> Floats:
-    """(exp(rho) - 1 - rho) / rho^2, 1/2 at 0; with -rho its lower partner."""
+    """(exp(rho) - 1 - rho) / rho^2, 1/2 at 0; with -rho the lower bound."""
     near = np.abs(rho) < 1e-2
     safe = np.where(near, 1.0, rho)
     series = 0.5 + rho * (1 / 6 + rho * (1 / 24 + rho * (1 / 120 + rho / 720)))
@@ -156,7 +156,7 @@ def _reverse_factor(rho: Floats) -> Floats:
 
 
 def _forward_factor(rho: Floats) -> Floats:
-    """(1 + (rho - 1) exp(rho)) / rho^2, 1/2 at 0; with -rho its lower partner."""
+    """(1 + (rho - 1) exp(rho)) / rho^2, 1/2 at 0; with -rho the lower bound."""
     near = np.abs(rho) < 1e-2
     safe = np.where(near, 1.0, rho)
     series = 0.5 + rho * (1 / 3 + rho * (1 / 8 + rho * (1 / 30 + rho / 144)))
@@ -169,7 +169,7 @@ def _forward_factor(rho: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class LinearGain:
-    """The maximiser of g . Delta in the ball 1/2 Delta' F Delta <= radius, its gain kappa sqrt(radius), and kappa."""
+    """The maximizer of g . Delta in the ball 1/2 Delta' F Delta <= radius, its gain kappa sqrt(radius), and kappa."""
 
     step_K: Floats
     gain: Floats
@@ -180,8 +180,8 @@ def linear_gain(gradient_K: ArrayLike, fisher_KK: ArrayLike, radius: ArrayLike) 
     """The natural-gradient step: sqrt(2 delta / g'F^-1 g) F^-1 g gains sqrt(2 delta g'F^-1 g) (lem:lin-quad).
 
     F must be positive definite: a logit table's Fisher matrix is not (adding a constant to all logits of a state
-    changes nothing), so regularise it, F + eps I. For g = 0 every step gains nothing; we return the zero step, where
-    the printed formula divides by zero.
+    changes nothing), so regularize it, F + eps I. For g = 0 no step gains anything; we return the zero step, where the
+    printed formula divides by zero.
     """
     gradient, matrix, delta = _floats(gradient_K, fisher_KK, radius)
     direction = np.linalg.solve(matrix, gradient[..., None])[..., 0]
@@ -202,15 +202,15 @@ def curvature_price(smoothness: ArrayLike, fisher_KK: ArrayLike) -> Floats:
 
 
 def budget_aware_gain(kappa: ArrayLike, price: ArrayLike, radius: ArrayLike) -> Floats:
-    """kappa sqrt(delta) - a delta: what the *natural-gradient* step gains of the surrogate, at least.
+    """kappa sqrt(delta) - a delta: a lower bound on the surrogate gain of the *natural-gradient* step.
 
-    What holds of thm:info-lower-stage, per step. Let L be the population surrogate with fixed states and advantages,
-    L_loc-smooth between theta and theta + Delta*, Delta* the maximiser of lem:lin-quad. Then
-    L(theta + Delta*) - L(theta) >= g . Delta* - 1/2 L_loc |Delta*|^2 >= kappa sqrt(delta) - a delta, and so is the best
-    update in the ball. It says nothing of any other update inside the ball: -Delta* is inside too, and loses.
-    Missing in print: L(theta), which is 0 only if the advantages average to 0 under the current policy; that the
-    quadratic ball is not the KL ball (``certified_radius``); and the sampling term, which corrects nothing here, since
-    kappa is made of the population's gradient.
+    The part of thm:info-lower-stage that holds, per step. Let L be the population surrogate with fixed states and
+    advantages, L_loc-smooth between theta and theta + Delta*, Delta* the maximizer of lem:lin-quad. Then
+    L(theta + Delta*) - L(theta) >= g . Delta* - 1/2 L_loc |Delta*|^2 >= kappa sqrt(delta) - a delta, which also bounds
+    the best update in the ball. It does not bound any other update in the ball: -Delta* is in the ball too, and loses.
+    Missing in print: L(theta), which is 0 only if the advantages average to 0 under the current policy; and that the
+    quadratic ball is not the KL ball (``certified_radius``). The printed sampling term corrects nothing here, since
+    kappa is computed from the population's gradient.
     """
     kappa_, price_, delta = _floats(kappa, price, radius)
     return kappa_ * np.sqrt(delta) - price_ * delta
@@ -219,8 +219,8 @@ def budget_aware_gain(kappa: ArrayLike, price: ArrayLike, radius: ArrayLike) -> 
 def certified_radius(quadratic: ArrayLike, reach: ArrayLike) -> Floats:
     """An upper bound of the true KL(cur||new) of a step from its quadratic model: 2 q (exp(rho) - 1 - rho) / rho^2.
 
-    ``reach`` is the span of the step's logits (``Bridge.reach``). What a certificate must use in the radius' place
-    when the quadratic model was constrained; the paper omits the difference.
+    ``reach`` is the span of the step's logits (``Bridge.reach``). A certificate must use this bound in place of the
+    radius if the quadratic model was constrained; the paper omits the difference.
     """
     q, rho = _floats(quadratic, reach)
     return 2.0 * q * _reverse_factor(rho)
@@ -322,15 +322,14 @@ def uniform_smoothness(
 
 @dataclass(frozen=True)
 class Ascent:
-    """The iterates of projected gradient ascent, T + 1 of them along the first axis, and |gradient mapping|^2 at the
-    first T."""
+    """The T + 1 iterates of projected gradient ascent along the first axis, and |gradient mapping|^2 at the first T."""
 
     thetas: Floats
     values: Floats
     mapping2: Floats
 
     def rate_bound(self, best: ArrayLike, eta: ArrayLike) -> Floats:
-        """2 (G* - G(theta_0)) / (eta T), at least the mean of ``mapping2`` over the steps (thm:pgd)."""
+        """2 (G* - G(theta_0)) / (eta T), an upper bound of the mean of ``mapping2`` over the steps (thm:pgd)."""
         top, size = _floats(best, eta)
         return np.asarray(2.0 * (top - self.values[0]) / (size * len(self.mapping2)))
 
@@ -345,7 +344,7 @@ def projected_ascent(
 ) -> Ascent:
     """theta <- Proj(theta + eta gradient), thm:pgd: each step gains at least eta/2 |gradient mapping|^2.
 
-    Needs eta <= 1/L, a closed convex set that holds ``start_K``, and exact gradients. For log-linear policies the
+    Needs eta <= 1/L, a closed convex set that contains ``start_K``, and exact gradients. For log-linear policies the
     region KL(cur||new) <= delta *is* convex in theta (psi is convex and the rest linear); the region with the
     arguments exchanged is not, and neither is convex in the weights of a network.
     """

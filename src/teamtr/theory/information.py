@@ -1,6 +1,7 @@
-"""Distances between two message laws and what they say about gains (app:groupconc second half, app:infoupper).
+"""Distances between two message distributions and the bounds on gains that follow (app:groupconc second half,
+app:infoupper).
 
-Laws stand along the last axis (A: messages), states and teams along the axes before it; everything broadcasts.
+Laws (distributions) are along the last axis (A: messages), states and teams along the axes before it; all broadcast.
 ``cur`` (the paper's P) is the policy before an update, ``new`` (Q) the one after. A KL is named by the order of its
 arguments; none of them is clamped, and a KL is inf where its first law has mass and its second has none.
 """
@@ -38,9 +39,9 @@ def kl(first_A: ArrayLike, second_A: ArrayLike) -> Floats:
 def ratio_deviation(cur_A: ArrayLike, new_A: ArrayLike) -> Floats:
     """E_cur |1 - w| with w = new / cur, which is 2 TV(cur, new) (lem:ratio-tv).
 
-    The identity needs new << cur. (The sentence before the lemma assumes cur << new: with that alone, new may have
-    mass where cur has none, no sample ever sees it, and E_cur|1 - w| falls short of 2 TV by that mass: it is 0.5 for
-    cur = (1, 0), new = (0.5, 0.5), where 2 TV = 1.) So mass of new outside the support of cur is an error here.
+    The identity needs new << cur. (The sentence before the lemma assumes cur << new. With only that, new may have mass
+    where cur has none, which no sample shows, and E_cur|1 - w| is below 2 TV by that mass: it is 0.5 for cur = (1, 0),
+    new = (0.5, 0.5), where 2 TV = 1.) So mass of new outside the support of cur raises an error.
     """
     cur, new = _laws("ratio_deviation", cur_A, new_A)
     return np.asarray((cur * np.abs(1.0 - ratio(cur, new))).sum(axis=-1))
@@ -56,11 +57,11 @@ def ratio(cur_A: ArrayLike, new_A: ArrayLike) -> Floats:
 
 @dataclass(frozen=True)
 class RatioClip:
-    """What clipping the ratio takes from E_cur[w A], and the bounds on it in the order of lem:clipbias-kl.
+    """The bias of clipping the ratio in E_cur[w A], and the bounds on it in the order of lem:clipbias-kl.
 
     ``bias`` is |E w A - E clip(w) A|. ``pessimism`` is E w A - E min(w A, clip(w) A), for the objective that PPO and
-    eq:ppo_obj really use: never negative, so the minimum is a lower bound of the surrogate as it stands and needs no
-    bias term; and at most ``by_ratio``, so the same bounds hold for it.
+    eq:ppo_obj actually use. It is never negative, so the minimum is a lower bound of the surrogate without any bias
+    term; and it is at most ``by_ratio``, so the same bounds hold for it.
     """
 
     bias: Floats
@@ -126,9 +127,9 @@ def centred_envelope(a_max: ArrayLike, kl_nats: ArrayLike) -> Floats:
 def oracle_envelope(a_max: ArrayLike, kl_max: ArrayLike, weight: ArrayLike) -> Floats:
     """J(new) - J(cur) <= weight A_max sqrt(2 KL_max), KL_max the largest over states (prop:oracle).
 
-    ``weight`` is 1/(1 - gamma), or the number of turns of the updated agent without discount. It is about the
-    *largest* KL over all states; a step of the algorithm bounds a mean (eq:tr), for which it fails: see
-    ``mean_kl_envelope``. Either direction of the KL will do (``centred_envelope``).
+    ``weight`` is 1/(1 - gamma), or the number of turns of the updated agent without discount. It needs the *largest*
+    KL over all states; a step of the algorithm bounds a mean (eq:tr), for which it fails: see ``mean_kl_envelope``.
+    Either direction of the KL may be used (``centred_envelope``).
     """
     return np.asarray(weight, dtype=np.float64) * centred_envelope(a_max, kl_max)
 

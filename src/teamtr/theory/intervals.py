@@ -1,6 +1,6 @@
-"""How sure a mean over problems is: intervals of a gain, and the upper bound of a KL that the gate compares with delta.
+"""Confidence intervals of means over problems: of a gain, and the upper bound of a KL that the gate checks.
 
-Messages and episodes of one problem resemble each other, so problems are what counts and what is drawn.
+Messages and episodes of one problem are correlated, so the problem is the unit of counting and resampling.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def measured_gain(
     reward_range: float | None = None,
     rng: np.random.Generator | None = None,
 ) -> Measured:
-    """What an update truly gained: mean returns of the *same* problems after it minus before it.
+    """The measured gain of an update: mean returns of the *same* problems after it minus before it.
 
-    The batch that the next agent learns from was sampled under the updated team: it costs nothing and is unbiased
-    for the change of the mean return *on these problems and their like*. Rows are paired: row p is one problem in
-    both; the two sides may hold different numbers of episodes. Problems differ in difficulty far more than an update
-    changes them, and pairing takes that out. Unbiased over the draw of both batches; given one particular update, the
-    luck of the batch that it was made from remains in the estimate.
+    The batch that the next agent is trained on was sampled under the updated team, so the estimate costs nothing and is
+    unbiased for the change of the mean return *on these problems and similar ones*. Rows are paired: row p is one
+    problem in both; the two sides may hold different numbers of episodes. Problems differ in difficulty far more than
+    an update changes them, and pairing removes that variance. Unbiased over the draw of both batches; given one
+    particular update, the sampling noise of the batch that it was trained on remains in the estimate.
     """
     before, after = (np.asarray(r, dtype=np.float64) for r in (returns_before_PG, returns_after_PG))
     if before.ndim != 2 or after.ndim != 2 or len(before) != len(after):
@@ -136,14 +136,14 @@ def student_quantile(probability: float, degrees: int) -> float:
 
 
 def times_drawn(problems: int, draws: int, rng: np.random.Generator) -> Floats:
-    """How often each problem is drawn when as many as there are are drawn with replacement: [draws, problems]."""
+    """Bootstrap counts [draws, problems]: how often each problem occurs in a draw of ``problems`` with replacement."""
     return rng.multinomial(problems, np.full(problems, 1.0 / problems), size=draws).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class SharedDraws:
-    """Draws of problems for bounds that are to differ by their values and not by luck: equally many problems are always
-    drawn alike, and only once. ``begin`` makes the generator that each of them begins with."""
+    """Bootstrap draws shared by several bounds, so that they differ by their values and not by chance: draws for the
+    same number of problems are made once and reused. ``begin`` creates the generator for each number of problems."""
 
     begin: Callable[[], np.random.Generator]
     _known: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False)
@@ -164,21 +164,21 @@ def bootstrap_upper(
     draws: int = 1000,
     rng: np.random.Generator | SharedDraws,
 ) -> float:
-    """Upper bound of the mean value per message; the value is a KL, or a gain with its sign turned.
+    """Upper bound of the mean value per message, where the value is a KL or a negated gain.
 
     ``weights_M``: importance weights, for messages that another team wrote; the mean is then sum(w v) / sum(w), and the
-    bound that of the effective number of problems. ``rng``: fresh draws, or those that several bounds share.
+    bound is that of the effective number of problems. ``rng``: fresh draws, or draws that several bounds share.
 
-    Messages of one problem resemble each other, so whole problems are drawn with replacement, and each draw's mean
-    is the ratio of its sums (problems may hold different numbers of messages). The bound is a quantile of the draws
-    (the larger neighbour, never interpolated), and never below the mean itself. Which quantile, ``corrected_level``
-    says: the plain one covers too little, because few problems vary less than they should and their mean is skewed.
+    Messages of one problem are correlated, so whole problems are drawn with replacement, and each draw's mean is the
+    ratio of its sums (problems may hold different numbers of messages). The bound is a quantile of the draws (the
+    larger neighbor, never interpolated), and never below the mean itself. ``corrected_level`` selects the quantile: the
+    plain one covers too little, because few problems underestimate the variance and their mean is skewed.
 
-    - One problem only: there is nothing to resample, and the bound is the largest value of a message.
-    - All values zero: exactly 0. A value that is not finite: inf, which no finite radius contains.
-    - It is approximate. Of simulated batches whose problems and messages are unequal by log-deviations of 0.5 and 1, a
-      95 % bound held in 89, 90, 92 and 94 % of those with 8, 16, 32 and 64 problems (the plain quantile: 83, 87, 90 and
-      92; ``experiments/bound.py``). Means ruled by rare large messages are covered less.
+    - With one problem there is nothing to resample, and the bound is the largest value of a message.
+    - All values zero: exactly 0. A value that is not finite: inf, which exceeds every finite radius.
+    - It is approximate. On simulated batches whose problems and messages vary with log-deviations of 0.5 and 1, a 95 %
+      bound held in 89, 90, 92 and 94 % of those with 8, 16, 32 and 64 problems (the plain quantile: 83, 87, 90 and 92;
+      ``experiments/bound.py``). Means dominated by rare large messages have lower coverage.
     """
     values, problem = np.asarray(value_M, dtype=np.float64), np.asarray(problem_M)
     if values.ndim != 1 or values.shape != problem.shape or values.size == 0:
@@ -201,12 +201,12 @@ def bootstrap_upper(
     problems = len(counts_P)
     mean = float(values.mean()) if weights_M is None else float(np.average(values, weights=weights))
     if problems == 1:
-        return max(mean, float(values.max()))  # the mean of equal numbers can round to above them
+        return max(mean, float(values.max()))  # rounding can put the mean of equal numbers above them
     if isinstance(rng, SharedDraws):
         times_drawn_DP = rng.times_drawn_DP(problems, draws)
     else:
         times_drawn_DP = times_drawn(problems, draws, rng)
-    with np.errstate(invalid="ignore"):  # a draw of problems whose weights are all 0 says nothing
+    with np.errstate(invalid="ignore"):  # a draw may hold only problems with weight 0
         means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
     means_D = np.where(np.isfinite(means_D), means_D, np.inf)
     effective = problems if weights_M is None else max(2, int(counts_P.sum() ** 2 / (counts_P**2).sum()))
@@ -220,9 +220,9 @@ def corrected_level(
     """The quantile of the draws to take for an upper bound of this confidence (bias-corrected, accelerated, expanded).
 
     - Expanded: the deviation of P problems is estimated from them and, by resampling, sqrt((P-1)/P) too small; the
-      normal deviate becomes Student's, times sqrt(P/(P-1)). Weighed problems count as the effective number of them.
+      normal deviate becomes Student's, times sqrt(P/(P-1)). Weighted problems count as their effective number.
     - Bias-corrected: by the share of draws below the mean.
-    - Accelerated: the deviation grows with the mean where the influence of problems on it is skewed.
+    - Accelerated: the deviation grows with the mean if the influence of problems on it is skewed.
     """
     problems = problems or len(influence_P)
     deviate = math.sqrt(problems / (problems - 1)) * student_quantile(confidence, problems - 1)

@@ -22,10 +22,10 @@ Array = TypeVar("Array", Floats, Tensor)
 def kl_cur_to_new(logits_cur_NV: Tensor, logits_new_NV: Tensor, logp_new_NV: Tensor | None = None) -> Tensor:
     """Full-vocabulary KL(cur || new) at each position, exact given the prefixes (eq:token_chain_rule, app:impl).
 
-    Computed and returned in the dtype given; differentiable once, and only two arrays of its inputs' size are kept for
-    that. ``logp_new_NV``: ``log_softmax`` of the new logits, where the caller has it; no gradient goes that way.
-    Exactly 0, with an exactly zero gradient, for equal logits. A logit may be -inf (a forbidden token): forbidden
-    in both it contributes nothing, forbidden in new alone the KL is inf, as it should be.
+    Computed and returned in the input's dtype; differentiable once, which keeps only two arrays of its inputs' size.
+    ``logp_new_NV``: ``log_softmax`` of the new logits, if the caller has it; no gradient flows through it.
+    Exactly 0, with an exactly zero gradient, for equal logits. A logit may be -inf (a forbidden token): if forbidden
+    in both it contributes nothing; if forbidden only in new the KL is inf, as it should be.
 
     The textbook sum of p (log p - log q) is a small difference of large terms: in float32 its error is 1e-7 to
     1e-6 a position, whatever the step, and after clamping at 0 that noise adds up over a message. We sum
@@ -44,7 +44,7 @@ def kl_cur_to_new(logits_cur_NV: Tensor, logits_new_NV: Tensor, logp_new_NV: Ten
 
 
 class _KlCurToNew(torch.autograd.Function):
-    """With a gradient by hand: q - p for the new logits. Autograd would keep eight vocabulary-sized arrays."""
+    """With a manual gradient: q - p for the new logits. Autograd would keep eight vocabulary-sized arrays."""
 
     @staticmethod
     def forward(ctx: Any, logits_cur: Tensor, logits_new: Tensor, logp_new: Tensor | None) -> Tensor:
@@ -75,15 +75,16 @@ class _KlCurToNew(torch.autograd.Function):
 
 
 def _all_near(p_cur: Tensor, d: Tensor) -> bool:
-    """Whether every token has mass in cur and d is small for all of them, as in nearly every step. Never on a card,
-    which would have to be waited for."""
+    """Whether every token has mass in cur and a small d, as in nearly every step. Always False on a GPU, where reading
+    the answer would force a synchronization."""
     if d.device.type != "cpu" or d.numel() == 0:
         return False
-    return bool(p_cur.amin() > 0.0) and bool(d.abs().amax() < 1.0)  # false where one is not a number
+    return bool(p_cur.amin() > 0.0) and bool(d.abs().amax() < 1.0)  # False if any is nan
 
 
 def _terms_anywhere(logp_new: Tensor, p_cur: Tensor, d: Tensor) -> Tensor:
-    """Far from 0, expm1(d) may overflow while p exp(d) = q cannot; tokens without mass in cur count with q alone."""
+    """The terms for any d. Far from 0, expm1(d) may overflow but p exp(d) = q cannot; tokens without mass in cur
+    contribute q."""
     has_mass = p_cur != 0
     d = torch.where(has_mass, d, 0.0)  # -inf - -inf is nan
     near = has_mass & (d.abs() < 1.0)
@@ -93,7 +94,7 @@ def _terms_anywhere(logp_new: Tensor, p_cur: Tensor, d: Tensor) -> Tensor:
 def kl_k1(logp_cur: Array, logp_new: Array) -> Array:
     """log cur - log new of each sampled token: the paper's estimate, eq:emp_tok_kl.
 
-    Unbiased under samples from cur, of either sign, and at small radii mostly noise.
+    Unbiased under samples from cur, of either sign, and mostly noise at small radii.
     """
     return logp_cur - logp_new
 
@@ -101,7 +102,7 @@ def kl_k1(logp_cur: Array, logp_new: Array) -> Array:
 def kl_k3(logp_cur: Array, logp_new: Array) -> Array:
     """exp(d) - 1 - d with d = log new - log cur of each sampled token.
 
-    As unbiased as ``kl_k1`` under samples from cur, because E[exp(d)] = 1, and never negative beyond rounding.
+    Unbiased like ``kl_k1`` under samples from cur, because E[exp(d)] = 1, and never negative beyond rounding.
     """
     d = logp_new - logp_cur
     if isinstance(d, Tensor):
@@ -123,8 +124,8 @@ def per_message_sum(values_N: ArrayLike, lengths_M: ArrayLike) -> Floats:
 
 
 def pairwise_sum_per_message(values_N: Floats, lengths_M: NDArray[np.int64]) -> Floats:
-    """The same, added up as numpy adds up each message by itself: the bits of its ``values.sum()``. Messages of one
-    length are added up at once."""
+    """The same sums with numpy's pairwise summation, bit-identical to ``values.sum()`` of each message. Messages of
+    equal length are summed together."""
     starts_M, total_M = np.cumsum(lengths_M) - lengths_M, np.zeros(len(lengths_M))
     for length in np.unique(lengths_M):
         own = np.flatnonzero(lengths_M == length)
@@ -139,8 +140,8 @@ def discounted_kl(kl_M: ArrayLike, turn_M: ArrayLike, episode_M: ArrayLike, gamm
     agents, and episodes in which this agent never spoke, contribute zero. ``kl_M`` must be exact
     (``kl_cur_to_new`` summed over the message) for the estimate to be unbiased.
 
-    At gamma = 1 the factor 1 - gamma would make every policy equal to every other. We return the finite-horizon
-    analogue instead: the mean over episodes of the plain sum, which is the KL between the two laws of an episode.
+    At gamma = 1 the factor 1 - gamma would make the result 0 for any two policies. We return the finite-horizon analog
+    instead: the mean over episodes of the plain sum, which is the KL between the two laws of an episode.
     """
     kl, turn, episode = np.asarray(kl_M, np.float64), np.asarray(turn_M, np.int64), np.asarray(episode_M, np.int64)
     if not kl.shape == turn.shape == episode.shape:
@@ -158,7 +159,7 @@ def discounted_kl(kl_M: ArrayLike, turn_M: ArrayLike, episode_M: ArrayLike, gamm
 
 
 def per_token(kl_M: ArrayLike, lengths_M: ArrayLike, weights_M: ArrayLike | None = None) -> float:
-    """Mean over messages of the KL per token, E[A(m)] of lem:avgvssum, in nats per token; weighted where asked."""
+    """Mean over messages of the KL per token, E[A(m)] of lem:avgvssum, in nats per token; optionally weighted."""
     kl, lengths = np.asarray(kl_M, dtype=np.float64), np.asarray(lengths_M, dtype=np.int64)
     if kl.shape != lengths.shape or kl.size == 0 or (lengths < 1).any():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which surrogate an update maximizes, as a value that can travel; ``surrogate.py`` computes it."""
+"""The surrogate that an update maximizes, as a serializable value; ``surrogate.py`` computes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ AverageOver = Literal["messages", "tokens"]
 
 @dataclass(frozen=True)
 class Objective:
-    """The surrogate that an update maximizes, eq:ppo_obj and its relatives, as a value that can travel.
+    """The surrogate that an update maximizes: eq:ppo_obj and its variants.
 
     ``ratio``: "message" is the paper's product over tokens; "token" clips each token's ratio (PPO, GRPO, DAPO);
     "length_normalized" is the geometric mean over the message's tokens.
-    ``average_over``: "messages" weighs every message alike; "tokens" every token (DAPO).
+    ``average_over``: "messages" weights every message equally; "tokens" every token (DAPO).
     ``reference_kl``: weight of KL(new || reference) per token, where the reference is the policy that the run began
-    with (GRPO, arXiv 2402.03300); 0 has no reference.
+    with (GRPO, arXiv 2402.03300); with 0 there is no reference.
     """
 
     ratio: Ratio = "message"

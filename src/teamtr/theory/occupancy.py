@@ -1,7 +1,7 @@
-"""How far a change of policy moves what a team sees: the paper's bounds (app:occshift), and ours by the KL alone.
+"""Bounds on occupancy shift, how far a change of policy moves a team's contexts: the paper's (app:occshift) and ours.
 
-Numbers or arrays with a leading team axis in, the same out. ``kl`` is always an expected KL(cur || new) under the
-team before the change, ``f_max`` a bound on |f|.
+Ours needs only the KL. Inputs and outputs are numbers, or arrays with a leading team axis. ``kl`` is always an expected
+KL(cur || new) under the team before the change, ``f_max`` a bound on |f|.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shift_by_tv(gamma: ArrayLike, tv: ArrayLike, f_max: ArrayLike = 1.0) -> Floa
 def shift_by_kl(gamma: ArrayLike, kl: ArrayLike, f_max: ArrayLike = 1.0) -> Floats:
     """lem:occ, eq:occ_shift_bound, lem:expectedklpenalty: sqrt(2) gamma / (1 - gamma) * sqrt(kl) * |f|_max.
 
-    The left side never exceeds 2 |f|_max, so it says nothing from sqrt(kl) = sqrt(2) (1 - gamma) / gamma on.
+    The left side never exceeds 2 |f|_max, so the bound is vacuous from sqrt(kl) = sqrt(2) (1 - gamma) / gamma on.
     """
     g, divergence, bound = _floats("shift_by_kl", gamma, kl, f_max)
     return np.asarray(np.sqrt(2.0) * g / (1.0 - g) * np.sqrt(divergence) * bound)
@@ -48,16 +48,16 @@ def cumulative_shift(gamma: ArrayLike, kl_I: ArrayLike, f_max: ArrayLike = 1.0) 
 def stale_gap(gamma: ArrayLike, kl_before_I: ArrayLike, a_max: ArrayLike) -> Floats:
     """rem:quad2lin, eq:stale_surrogate_gap: |L_i^seq - L_i^stale|, from the KLs of the steps before i.
 
-    ``a_max`` must bound the estimate of the advantage that stands in both surrogates.
+    ``a_max`` must bound the advantage estimate that both surrogates use.
     """
     (g,) = _floats("stale_gap", gamma)
     return np.asarray(cumulative_shift(gamma, kl_before_I, a_max) / (1.0 - g))
 
 
 def discounted_sum(kernel_BSS: Floats, start_BS: Floats, gamma_B: Floats, g_BS: Floats) -> Floats:
-    """(1 - gamma) sum_t gamma^t E g(s_t), as the series it is (def:kltok, eq:occ_measure_identity, lem:kltokequals).
+    """(1 - gamma) sum_t gamma^t E g(s_t), summed as a series (def:kltok, eq:occ_measure_identity, lem:kltokequals).
 
-    Summed by doubling, 2**12 terms, and not through d^pi: that the two agree is what the lemma says.
+    Summed by doubling, 2**12 terms, and not computed from d^pi: the lemma states that the two agree.
     """
     step_BSS = gamma_B[:, None, None] * kernel_BSS  # (gamma P)^k, after k terms
     total_BS = g_BS
@@ -74,7 +74,7 @@ def tv_by_kl(kl: ArrayLike) -> Floats:
 
 
 def change_of_measure(kl: ArrayLike, second_moment: ArrayLike) -> Floats:
-    """Ours. How much E f can grow from p to p', if KL(p || p') <= kl, f <= 1 and E_p f^2 <= second_moment.
+    """Ours. The largest increase of E f from p to p', if KL(p || p') <= kl, f <= 1 and E_p f^2 <= second_moment.
 
     The result X is of the order of kl, not of its root: X = s e, where s is the second moment and e >= 0 solves
     e - log(1 + e) = kl / s. Simpler, and never more than 16 % larger: X <= kl + sqrt(2 s kl).
@@ -93,28 +93,28 @@ def change_of_measure(kl: ArrayLike, second_moment: ArrayLike) -> Floats:
     e - log(1 + e) = kl / s, and the value there is s c'(z) = s z / (1 - z) = s e. Last, exp(y) >= 1 + y + y^2 / 2
     with y = sqrt(2 x) shows that e = x + sqrt(2 x) already has e - log(1 + e) >= x.
 
-    Both terms are needed: p' may bring mass kl to where p has none and f is 1; and within the support of p, moving
-    by a relative amount a with E a^2 = 2 kl along f gains sqrt(2 s kl).
+    Both terms are needed: p' may put mass kl where p has none and f is 1; and within the support of p, moving by a
+    relative amount a with E a^2 = 2 kl along f gains sqrt(2 s kl).
     """
     divergence, moment = np.broadcast_arrays(*_floats("change_of_measure", kl, second_moment))
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.where(divergence > 0.0, divergence / moment, 0.0)
         closed = divergence + np.sqrt(2.0 * moment * divergence)
         e = x + np.sqrt(2.0 * x)
-        # Newton on a convex, increasing function from the right: every iterate is still an upper bound.
+        # Newton's method on a convex, increasing function from the right: every iterate is an upper bound.
         for _ in range(6):
             e = e - np.where(e > 0.0, (e - np.log1p(e) - x) * (1.0 + e) / np.where(e > 0.0, e, 1.0), 0.0)
         sharp = moment * e
-    # At the ends of the range the difference e - log(1 + e) has no digits left; the closed form has.
+    # At the ends of the range the difference e - log(1 + e) loses all digits; the closed form does not.
     usable = (x > 1e-6) & (x < 1e6)
     return np.asarray(np.where(usable, np.minimum(sharp, closed), closed))
 
 
 def _floats(what: str, *values: ArrayLike) -> tuple[Floats, ...]:
-    """As float64, none negative: a sampled KL that fell below 0 is an estimate, not a bound."""
+    """Converts to float64 and rejects negative values: a sampled KL below 0 is an estimate, not a bound."""
     arrays = tuple(np.asarray(value, dtype=np.float64) for value in values)
     for array in arrays:
-        if not (array >= 0.0).all():  # nan neither
+        if not (array >= 0.0).all():  # also rejects nan
             raise ValueError(
                 f"{what}: gamma, distances and bounds must be at least 0, got {array.min():g}; use an exact or an "
                 "upper KL, not the sampled k1"

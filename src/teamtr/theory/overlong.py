@@ -1,4 +1,4 @@
-"""DAPO's soft punishment of messages that come near their token limit (arXiv 2503.14476, section 3.4)."""
+"""DAPO's soft overlong punishment of messages near their token limit (arXiv 2503.14476, section 3.4)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from teamtr.types import Floats
 
 
 def cache_tokens(limit: int, cache: float) -> int:
-    """The last ``cache`` of a limit, a share from 0 to 1, in whole tokens."""
+    """The number of whole tokens in the last share ``cache`` (0 to 1) of a limit."""
     return int(cache * limit + 1e-9)
 
 
 def soft_punishment(lengths_M: ArrayLike, limits_M: ArrayLike, cut_M: ArrayLike, cache: float) -> Floats:
-    """What each message adds to the reward, from -1 to 0 (eq. 13 of DAPO).
+    """The term that each message adds to the reward, from -1 to 0 (eq. 13 of DAPO).
 
     With the limit L and C = ``cache_tokens(L, cache)``: 0 up to L - C tokens, ((L - C) - length) / C beyond, and -1
-    where the message was cut. The paper has L = 20480 and C = 4096, a fifth. Where C is 0, only cut messages count.
+    if the message was cut. The paper has L = 20480 and C = 4096, a fifth. If C is 0, only cut messages are punished.
     """
     lengths, limits, cut = np.asarray(lengths_M), np.asarray(limits_M), np.asarray(cut_M, dtype=np.bool_)
     if not lengths.shape == limits.shape == cut.shape:

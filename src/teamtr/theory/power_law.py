@@ -1,4 +1,4 @@
-"""Growth with n as a power of n, with an interval, and where the power changes."""
+"""Fits of growth as a power of n, with an interval, and detection of the n at which the power changes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from teamtr.types import Floats
 
 ZERO = 1e-12
-"""Below this a measured sum is rounding."""
+"""A measured sum below this is rounding error."""
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """value ~ n^exponent by least squares on logarithms, with a 95 % interval from redrawing the repetitions."""
+    """value ~ n^exponent by least squares on logarithms, with a 95 % interval by bootstrap over repetitions."""
 
     exponent: float
     low: float
@@ -28,9 +28,9 @@ class PowerLaw:
 def fit_power_law(
     n: Sequence[float], values_NR: Floats, rng: np.random.Generator, draws: int = 1000
 ) -> PowerLaw | None:
-    """Fit the means over repetitions (R) against n; None when a mean is zero, which no power law is.
+    """Fit the means over repetitions (R) against n; None if a mean is zero, which no power law fits.
 
-    The repetitions of different n are independent, so each n redraws its own.
+    The repetitions of different n are independent, so they are resampled separately for each n.
     """
     values = np.asarray(values_NR, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] != len(n) or len(n) < 2:
@@ -54,7 +54,7 @@ def slope(n: Sequence[float], values_N: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Bend:
-    """Growth with one power up to n = ``at`` and with another from there on."""
+    """Growth with power ``before`` up to n = ``at`` and power ``after`` from there on."""
 
     at: float
     before: float
@@ -62,10 +62,10 @@ class Bend:
 
 
 def find_bend(n: Sequence[float], values_N: Floats, least: float = 0.25) -> Bend | None:
-    """Of all lines that bend at one of the inner n, the one nearest to log(values) by least squares.
+    """The piecewise linear fit of log(values) with a bend at one of the inner n, by least squares.
 
-    ``n`` grows. None where the two powers differ by less than ``least``, and with fewer than four n, which every such
-    line goes through.
+    ``n`` must increase. None if the two powers differ by less than ``least``, or with fewer than four n, which such a
+    line always fits exactly.
     """
     x, y = np.log(np.asarray(n, dtype=np.float64)), np.log(np.asarray(values_N, dtype=np.float64))
     if len(n) < 4:

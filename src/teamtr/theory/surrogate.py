@@ -1,7 +1,7 @@
-"""Likelihood ratios and the clipped surrogate, eq:ppo_obj and its token-level relatives.
+"""Likelihood ratios and the clipped surrogate, eq:ppo_obj and its token-level variants.
 
-Token log-probabilities come as padded ``_MT`` tensors with a boolean ``mask_MT``, True at real tokens. What stands
-at padded positions (nan and inf included) reaches neither a value nor a gradient.
+Token log-probabilities are padded ``_MT`` tensors with a boolean ``mask_MT``, True at real tokens. Values at padded
+positions (nan and inf included) affect neither results nor gradients.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Surrogate:
     """A sum and what to divide it by, so that micro-batches add up exactly.
 
     The surrogate of a batch is (sum of ``total``) / (sum of ``denominator``) over its micro-batches; its ratio
-    clip rate (app:diagnostics) is (sum of ``clipped``) / (sum of ``ratios``). ``ratios`` counts what was clipped,
-    messages or tokens by ``objective.ratio``; ``denominator`` what is averaged, by ``objective.average_over``. All of
-    them stay on the device: reading one waits for it.
+    clip rate (app:diagnostics) is (sum of ``clipped``) / (sum of ``ratios``). ``ratios`` counts the ratios, of messages
+    or tokens by ``objective.ratio``; ``denominator`` counts what is averaged, by ``objective.average_over``. All of
+    them stay on the device: reading one synchronizes.
     """
 
     total: Tensor
@@ -46,16 +46,16 @@ def clipped_surrogate(
     objective: Objective,
     weights_M: Tensor | None = None,
 ) -> Surrogate:
-    """The first term of eq:ppo_obj, min(w A, clip(w, 1 - clip_low, 1 + clip_high) A), as a sum to be maximised.
+    """The first term of eq:ppo_obj, min(w A, clip(w, 1 - clip_low, 1 + clip_high) A), as a sum to be maximized.
 
-    ``objective.ratio`` says what w is: "message" the product of the message's token ratios (the paper),
-    "length_normalized" their geometric mean, "token" each token's own (PPO, GRPO, DAPO).
-    ``objective.average_over`` says how messages are weighed: "messages" all alike (with "token": the mean over a
-    message's tokens first, as in GRPO), "tokens" by their number of tokens (DAPO).
+    ``objective.ratio`` defines w: "message" is the product of the message's token ratios (the paper),
+    "length_normalized" their geometric mean, "token" each token's own ratio (PPO, GRPO, DAPO).
+    ``objective.average_over`` defines the weights of messages: "messages" weights all equally (with "token": the mean
+    over a message's tokens first, as in GRPO), "tokens" by their number of tokens (DAPO).
 
     ``advantages`` hold one number per message (M), or with the ratio "token" one per token (M x T, from a critic).
     ``weights_M`` multiplies each message's term and does not enter the denominator: plain importance weighting
-    (app:exp:isdeg), unbiased, not self-normalized. A row without a real token is padding, and not counted.
+    (app:exp:isdeg), unbiased, not self-normalized. A row without a real token is padding and is not counted.
     """
     token_log_ratio_MT = _token_log_ratio(logp_new_MT, logp_cur_MT, mask_MT)
     lengths_M = mask_MT.sum(dim=-1)
@@ -105,7 +105,7 @@ def reference_kl(logp_new_MT: Tensor, logp_ref_MT: Tensor, mask_MT: Tensor, aver
 
     exp(d) - d - 1 with d = log ref - log new of each token: unbiased for KL(new || ref) under samples from new, never
     negative beyond rounding, and 0 for equal policies. ``average_over`` as in ``clipped_surrogate``: "messages" takes
-    the mean over a message's tokens first. d is held within ``LOG_RATIO_BOUND``.
+    the mean over a message's tokens first. d is clamped to ``LOG_RATIO_BOUND``.
     """
     d_MT = _bounded(_token_log_ratio(logp_ref_MT, logp_new_MT, mask_MT))
     kl_M = (torch.expm1(d_MT) - d_MT).sum(dim=-1)
@@ -113,9 +113,9 @@ def reference_kl(logp_new_MT: Tensor, logp_ref_MT: Tensor, mask_MT: Tensor, aver
 
 
 def surrogate_denominator(lengths_M: ArrayLike, average_over: AverageOver) -> float:
-    """What ``clipped_surrogate`` divides by, from message lengths alone.
+    """The denominator of ``clipped_surrogate``, from message lengths alone.
 
-    Gradient accumulation needs it for the whole minibatch before the first micro-batch goes backward.
+    Gradient accumulation needs it for the whole minibatch before the backward pass of the first micro-batch.
     """
     lengths = np.asarray(lengths_M)
     return float(lengths.sum()) if average_over == "tokens" else float((lengths > 0).sum())
@@ -138,8 +138,8 @@ def _token_log_ratio(logp_new_MT: Tensor, logp_cur_MT: Tensor, mask_MT: Tensor) 
         raise TypeError(f"mask_MT must be boolean, True at real tokens, got {mask_MT.dtype}")
     # Half precision cannot hold a sum over a message: exp(12) already overflows float16.
     difference_MT = _at_least_float32(logp_new_MT) - _at_least_float32(logp_cur_MT)
-    # `where` before anything non-linear: multiplying by the mask would turn garbage into nan (0 * inf), and a
-    # `where` after exp would still leak nan into the gradient.
+    # `where` before anything nonlinear: multiplying by the mask would turn padding into nan (0 * inf), and a `where`
+    # after exp would still leak nan into the gradient.
     return torch.where(mask_MT, difference_MT, torch.zeros_like(difference_MT))
 
 
@@ -148,7 +148,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def _per_message(name: str, values_M: Tensor, like: Tensor, spoken_M: Tensor) -> Tensor:
-    """One number per message in the ratio's dtype, 0 at rows that are padding."""
+    """One number per message in the ratio's dtype, 0 in padding rows."""
     if values_M.shape != spoken_M.shape:
         raise ValueError(f"{name} must hold one number per message ({spoken_M.shape[0]}), got {tuple(values_M.shape)}")
     values_M = values_M.to(like)

@@ -1,4 +1,4 @@
-"""The loss of a critic: squared error, clipped around the values before the update, as PPO's own code has it."""
+"""The loss of a critic: squared error, clipped around the values before the update, as in PPO's reference code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def clipped_value_loss(new_N: Tensor, old_N: Tensor, target_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """(sum over tokens of max((V - G)^2, (V_clipped - G)^2) / 2, tokens whose value left the range).
 
-    V_clipped is held within ``clip`` of the value before the update: a value that has gone that far towards its target
-    has no gradient left. ``clip`` may be inf.
+    V_clipped is within ``clip`` of the value before the update: a value that has moved that far towards its target gets
+    no gradient. ``clip`` may be inf.
     """
     plain_N = (new_N - target_N).square()
     held_N = old_N + (new_N - old_N).clamp(-clip, clip)

@@ -1,9 +1,10 @@
-"""How much of a message that an older policy said may stand as the new policy's own (block verification).
+"""Block verification: how much of an older policy's message may be kept as a sample of the new policy.
 
-The old policy is a draft of the new one. Of a draft x_1 ... x_L, keep the longest beginning that a check with chances
-h_1 ... h_L lets through; if that is not the whole of it, draw the next token from what the new policy says too seldom,
-and go on with the new policy. The result has exactly the new policy's law, and more of the draft is kept on average
-than by checking token after token (Sun et al., Block Verification Accelerates Speculative Decoding, arXiv 2403.10444).
+The old policy's message x_1 ... x_L is a draft, as in speculative decoding. Position i passes with probability h_i, and
+the draft is kept up to the last position that passes. If that is not all of it, the next token is drawn from the
+residual distribution below, and the new policy continues from there. The result has exactly the new policy's
+distribution, and more of the draft is kept on average than by checking token by token (Sun et al., Block Verification
+Accelerates Speculative Decoding, arXiv 2403.10444).
 
 With p the old and q the new probabilities and p_0 = 1::
 
@@ -11,10 +12,11 @@ With p the old and q the new probabilities and p_0 = 1::
     r_i = sum over tokens y of max(0, p_i q(y | x_<=i) - p(y | x_<=i))
     h_i = r_i / (r_i + 1 - p_i)  for i < L,    h_L = p_L
 
-and the next token after i kept ones has chances max(0, p_i q - p) / r_i. A message that ended early is one of full
-length whose rest is certain under both policies; that changes none of the chances above.
+and the next token after i kept ones has probabilities max(0, p_i q - p) / r_i. A message that ended early is treated as
+one of full length whose rest is certain under both policies, which changes none of these probabilities.
 
-It is exact for drafts that the new policy does not depend on. Drafts that the update learned from favour it.
+It is exact for drafts that are independent of the new policy. Drafts that the update was trained on bias it: more of
+them is kept than should be.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from teamtr.types import Floats
 def chance_so_far(log_ratio_L: Floats) -> Floats:
     """p_0 ... p_L from the log-ratios log q - log p of a message's tokens.
 
-    The logarithm is a walk that is pushed back whenever it would rise above zero: the sum so far less its maximum.
+    The logarithm is a walk reflected at zero: the cumulative sum minus its running maximum.
     """
     walk = np.concatenate([[0.0], np.cumsum(log_ratio_L)])
     return np.asarray(np.exp(walk - np.maximum.accumulate(walk)))
 
 
 def kept_tokens(chance_L1: Floats, rest_L: Floats, noise_L: Floats) -> int:
-    """How many tokens stay.
+    """The number of tokens to keep.
 
     Args:
         chance_L1: p_0 ... p_L.

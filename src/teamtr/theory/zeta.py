@@ -1,7 +1,7 @@
 """The three parts of the proxy for the estimation error zeta_i (eq:bias), app:exp:zeta.
 
-A diagnostic from what an update has at hand, not an unbiased estimate of zeta_i: the true advantage is not seen.
-All in units of the advantage.
+The proxy is a diagnostic from data that an update has, not an unbiased estimate of zeta_i, because the true advantage
+is not observed. All values are in units of the advantage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from teamtr.types import Floats
 
 
 def zeta_clip(raw: ArrayLike, clipped: ArrayLike) -> float:
-    """Mean |a - Ã| over rollouts: what clipping took from the advantages (app:exp:zeta, lem:clipbias)."""
+    """Mean |a - Ã| over rollouts: the effect of clipping advantages (app:exp:zeta, lem:clipbias)."""
     before, after = np.asarray(raw, dtype=np.float64), np.asarray(clipped, dtype=np.float64)
     if before.shape != after.shape or before.size == 0:
         raise ValueError(
@@ -28,7 +28,7 @@ def zeta_clip(raw: ArrayLike, clipped: ArrayLike) -> float:
 
 
 def zeta_ratio(advantages_M: ArrayLike, log_ratio_M: ArrayLike, clip_low: float, clip_high: float) -> float:
-    """Mean |Ã| |w - clip(w)| over messages: what clipping took from the ratios (app:exp:zeta, lem:clipbias-kl)."""
+    """Mean |Ã| |w - clip(w)| over messages: the effect of clipping ratios (app:exp:zeta, lem:clipbias-kl)."""
     advantages, log_ratio = np.asarray(advantages_M, dtype=np.float64), np.asarray(log_ratio_M, dtype=np.float64)
     if advantages.shape != log_ratio.shape or advantages.size == 0:
         raise ValueError(
@@ -40,20 +40,20 @@ def zeta_ratio(advantages_M: ArrayLike, log_ratio_M: ArrayLike, clip_low: float,
 
 
 def zeta_norm(returns_PG: ArrayLike, a_clip: float, eps_norm: float, normalize: bool = True) -> float:
-    """How much the advantages owe to the luck of the group's own mean and deviation, by half-split (app:exp:zeta).
+    """The error of advantages due to sampling noise in the group's mean and deviation, by half-split (app:exp:zeta).
 
     Rollouts of a group are exchangeable, so its even and its odd positions are two independent halves. To first
-    order, an advantage a = (R - mu) / sigma taken with the moments of one half differs from that taken with the
+    order, an advantage a = (R - mu) / sigma computed with the moments of one half differs from that computed with the
     other by ((mu_even - mu_odd) + a (sigma_even - sigma_odd)) / sigma. A difference of two halves of n1 and n2
     rollouts has 1/n1 + 1/n2 times the variance of one rollout, the moments of all G have 1/G: so the error of
-    the moments really used is that difference times sqrt(n1 n2) / G (one half for even G). Call it e; the
-    result is the mean over all rollouts of |clip(a + e) - clip(a - e)| / 2, which is |e| where clipping is idle.
+    the moments actually used is that difference times sqrt(n1 n2) / G (one half for even G). Call it e; the
+    result is the mean over all rollouts of |clip(a + e) - clip(a - e)| / 2, which is |e| where nothing is clipped.
 
-    Dividing by the whole group's sigma, not by each half's, is on purpose: with 0/1 rewards a half is often
-    constant, and its own deviation, sqrt(eps_norm), would turn luck into thousands.
+    We divide by the whole group's sigma, not by each half's: with 0/1 rewards a half is often constant, and its own
+    deviation, sqrt(eps_norm), would inflate noise to thousands.
 
     Groups without signal and groups with returns that are not finite contribute 0. Below G = 4 a half holds a
-    single rollout and no deviation: only the mean's part is counted. Without ``normalize`` that is all there is.
+    single rollout and has no deviation, so only the mean's part is counted, as without ``normalize``.
     """
     returns = np.asarray(returns_PG, dtype=np.float64)
     advantages = group_advantages(returns, a_clip=a_clip, eps_norm=eps_norm, normalize=normalize)
@@ -82,15 +82,15 @@ def _deviation(returns_PG: Floats, eps_norm: float) -> Floats:
 def true_zeta_of_binary_rewards(
     success_cur: float, success_new: float, group_size: int, *, a_clip: float, eps_norm: float, normalize: bool = True
 ) -> float:
-    """zeta_i of eq:bias itself, exactly, where it can be computed: one turn, right or wrong, the group estimator.
+    """The exact zeta_i of eq:bias in a case where it can be computed: one turn, right or wrong, the group estimator.
 
     With success p under the old policy, the other G - 1 returns of a group hold k right ones with probability
     Binomial(k; G - 1, p), so the expected estimate of an episode with return r is a sum over k, and its true advantage
     is r - p. eq:bias averages the difference over the new policy, whose success is ``success_new``.
 
-    The paper compares the normalized estimate with the plain advantage, in other units: most of this zeta is the
-    factor 1 / sigma, none of which the proxies see. ``normalize=False`` compares like with like; what remains is the
-    shrinkage by 1 - 1/G (lem:shrinkage).
+    The paper compares the normalized estimate with the plain advantage, which is in other units: most of this zeta is
+    the factor 1 / sigma, which the proxies do not include. With ``normalize=False`` both have the same unit; what
+    remains is the shrinkage by 1 - 1/G (lem:shrinkage).
     """
     if not (0.0 <= success_cur <= 1.0 and 0.0 <= success_new <= 1.0) or group_size < 2:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Algorithm 1 and what it is made of: the stage, one agent's update, the KL gate, the batch it learns from."""
+"""Algorithm 1 and its parts: the stage, one agent's update, the KL gate, and the training batch."""

@@ -1,4 +1,4 @@
-"""What to change when a figure of a run's health is bad: thresholds with names, and the key of the team file."""
+"""Advice for bad health figures of a run: named thresholds, and the team file key to change."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from teamtr.reports import Health
 
 MOST_CUT = 0.2
-"""Share of an agent's messages: what is cut has no end, and often no answer."""
+"""Share of an agent's messages cut at the token limit. A cut message has no end, and often no answer."""
 MOST_WITHOUT_SIGNAL = 0.8
-"""Share of groups: the others are all that an update learns from."""
+"""Share of groups without a signal. An update learns only from the other groups."""
 MOST_UNPARSED = 0.2
-"""Share of answers."""
+"""Share of answers that the grader cannot parse."""
 LEAST_ENTROPY = 0.01
-"""Nats per token: at this, a message of 64 tokens comes out the same every second time."""
+"""Nats per token. At this entropy, a message of 64 tokens repeats about every second time."""
 LEAST_KL_SHARE = 0.02
 """Share of the radius that a kept update uses."""
 SOLVED = 0.9
-"""Success from which on equal rewards and sure agents are no bad news."""
+"""Success rate from which equal rewards and low entropy are no longer reported."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """``about`` names the figure and the agent: the same advice about later batches has the same one."""
+    """``about`` names the figure and the agent; the same advice about a later batch has the same ``about``."""
 
     about: str
     text: str
 
 
 def advise(health: Health, updated: str | None = None) -> tuple[Advice, ...]:
-    """What to do about every figure that is bad, the worst hindrance first. ``updated``: the agent of the update."""
+    """Advice for every bad figure, the worst problem first. ``updated``: the agent that was updated."""
     return (*_cut(health), *_unparsed(health), *_no_signal(health), *_sure(health), *_small(health, updated))
 
 

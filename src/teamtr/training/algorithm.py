@@ -1,8 +1,8 @@
-"""Algorithm 1 of the paper (alg:teamtr), to be read beside it.
+"""Algorithm 1 of the paper (alg:teamtr), to be read next to it.
 
-The loop knows no engine, no file and no screen. It is handed two functions, ``collect`` (episodes under the team
-as it is now) and ``update`` (one agent's), and yields what happened after every update. Where the paper always samples,
-a plan may go on with the episodes that are there, reweighted to the team as it is (``reuse``).
+The loop does not depend on engines, files or the terminal. It takes two functions, ``collect`` (samples episodes of the
+current team) and ``update`` (updates one agent), and yields a ``Step`` after every update. Where the paper always
+samples, a plan may reuse the existing episodes, with or without reweighting them to the current team (``reuse``).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from teamtr.training.reuse import Choice, choose
 from teamtr.training.update import Update
 
 Collect = Callable[[Team, int, RolloutBatch | None], RolloutBatch]
-"""A batch of this team, before this step; of an older one's, as much is kept as may be."""
+"""Samples a batch of this team before this step. Given a batch of an older team, keeps the parts that may be kept."""
 Price = Callable[[RolloutBatch, AgentBatch], float | None]
-"""What sampling such a batch costs, in units of the update of an agent with these messages."""
+"""The cost of sampling such a batch, in units of the cost of updating an agent on these messages."""
 UpdateAgent = Callable[[str, TrainingBatch], Update]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One place in a stage's schedule. ``opens`` marks the first agent of a step; the agents of one step are all
-    updated from the team as it was when the step opened."""
+    """One place in a stage's schedule. ``opens`` marks the first agent of a step. All agents of a step are updated from
+    the batch that the step begins with, written by the team as it was then."""
 
     step: int
     agent: str
@@ -43,7 +43,7 @@ class Slot:
 def schedule(
     order: Order, agents: tuple[str, ...], rng: np.random.Generator, gains: Mapping[str, float] | None = None
 ) -> tuple[Slot, ...]:
-    """The order sigma of a stage; ``gains`` are what each agent may be expected to gain (its last update's)."""
+    """The order sigma of a stage. ``gains`` are the agents' expected gains (those of their last updates)."""
     if order.kind == "together":
         return tuple(Slot(0, name, k == 0) for k, name in enumerate(agents))
     expected_A = [(gains or {}).get(name, 0.0) for name in agents]
@@ -53,8 +53,8 @@ def schedule(
 
 @dataclass(frozen=True)
 class Step:
-    """One update, the intermediate team after it, the batch it learned from, and why that one. ``cut`` is the share of
-    the batch's weight that truncation took."""
+    """One update, the intermediate team after it, its batch, and the reason for that batch. ``cut`` is the share of the
+    batch's weight removed by truncation."""
 
     index: int
     team: Team
@@ -79,7 +79,7 @@ def run_stage(
     batch: RolloutBatch | None = None,
     price: Price = lambda batch, own: None,
 ) -> Iterator[Step]:
-    """Every agent once. A stage that was interrupted goes on after ``done`` updates with the ``batch`` it held."""
+    """Updates every agent once. An interrupted stage resumes after ``done`` updates with the ``batch`` it held."""
     for index, slot in enumerate(slots[done:], start=done):  # line 4: in the order of line 2
         choice = Choice("reuse", "updated together with the agent before")
         if slot.opens:
@@ -99,7 +99,7 @@ def run_stage(
 
 
 def _choose(plan: Plan, batch: RolloutBatch | None, team: Team, slot: Slot, price: Price) -> Choice:
-    if batch is None or not plan.resample.may_be_stale:  # then nothing needs to be known of it
+    if batch is None or not plan.resample.may_be_stale:  # returns and price are not needed
         return choose(plan.resample, None, slot.step, None, None)
     returns_PG = agent_returns_PG(batch, slot.agent, plan, team.limits)
     return choose(plan.resample, batch, slot.step, returns_PG, price(batch, batch.of(slot.agent)))

@@ -1,4 +1,4 @@
-"""What one update is given: the agent's messages with their advantages, and how to optimize."""
+"""The input of one update: the agent's messages with their advantages, and the optimization settings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class Optimization:
-    """How an update parts. The radius sets the step's size; ``learning_rate`` only its starting guess.
+    """How an update is optimized. The radius sets the size of the step; ``learning_rate`` is only its initial guess.
 
-    ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
-    ``certify_share`` is the share of problems that are not trained on, so that certificates from them hold.
-    ``cross_fit``: every problem is trained on, and none judges the steps that were made from it
-    (``TrainingBatch.folds``). ``value_learning_rate`` is the critic's, in plans that have one. ``score``: who computes
-    the old policy's features, the learner or the sampler that drew the messages (``training.scoring``).
+    ``gate_share`` is the share of every problem's episodes that the gate checks first; with 1 it checks all at once.
+    ``certify_share`` is the share of problems held out from training, so that certificates computed on them hold.
+    ``cross_fit``: every problem is trained on, and none judges the steps that were trained on it
+    (``TrainingBatch.folds``). ``value_learning_rate`` is the critic's, in plans that have one. ``score``: whether the
+    old policy's features come from the learner or from the sampler that drew the messages (``training.scoring``).
     """
 
     learning_rate: float = 1e-3
@@ -44,26 +44,26 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Fold:
-    """One part of an update: the messages that are trained on, and those that judge whether it gains."""
+    """One part of an update: the messages to train on, and the messages that judge whether the step gains."""
 
     train_M: NDArray[np.bool_]
     judge_M: NDArray[np.bool_]
     opens: bool = True
-    """Whether the update begins with it."""
+    """Whether this is the first fold of the update."""
     radius_share: float = 1.0
-    """How much of the radius the update may have used at the end of this fold."""
+    """Share of the radius that the update may have used by the end of this fold."""
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in.
+    """The data that one agent is trained on: its messages, and the advantages and weights of their episodes.
 
-    ``weights_E`` are the weights of whole episodes, for what they were worth, and ``contexts_M`` those of what came
-    before each message, for how far it moves; None where the present team wrote them (``theory.weights``). ``fresh``:
-    the team as it is wrote them, and nobody learned from any of them before. ``holdout_M`` marks messages that are not
-    learnt from, whole problems each.
-    ``filter_cut``: no step is made from messages that were cut at the token limit (``presets.Overlong``).
-    ``tokens``: what a critic made of the messages, once it was asked (``with_values``); None in plans without one.
+    ``weights_E`` are importance weights of episodes, which multiply advantages. ``contexts_M`` are importance weights
+    of what preceded each message, for averages of KLs. Either is None where nothing is reweighted (``theory.weights``).
+    ``fresh``: the current team wrote all messages, and no update was trained on any part of them. ``holdout_M`` marks
+    messages that are not trained on, all of a problem or none.
+    ``filter_cut``: messages cut at the token limit are not trained on (``presets.Overlong``).
+    ``tokens``: advantages per token from a critic, set by ``with_values``; None in plans without one.
     """
 
     messages: AgentBatch
@@ -77,13 +77,13 @@ class TrainingBatch:
     tokens: TokenAdvantages | None = None
 
     def with_values(self, values: Sequence[Floats], critic: CriticAdvantage, gamma: float) -> TrainingBatch:
-        """The same batch with a critic's values of every message: it is trained on advantages per token."""
+        """The same batch with per-token advantages computed from a critic's values of every message."""
         assert self.weights_E is None, "a critic learns from episodes as they are: a plan with one does not reweight"
         return replace(self, tokens=critic.of_tokens(values, self.messages, self.returns_PG, gamma))
 
     def hold_out(self, share: float, rng: np.random.Generator) -> TrainingBatch:
-        """The same batch with a share of its problems set aside, two at least; nothing where none would be left to
-        learn from. A problem that stands in it twice goes as one."""
+        """The same batch with a share of its problems held out, at least two; unchanged if none would be left to train
+        on. A problem that occurs twice in the batch counts as one."""
         clusters = np.unique(self.messages.cluster_M)
         count = max(math.ceil(share * len(clusters)), 2)
         if count >= len(clusters):
@@ -91,7 +91,7 @@ class TrainingBatch:
         return replace(self, holdout_M=np.isin(self.messages.cluster_M, rng.permutation(clusters)[:count]))
 
     def holdout(self) -> tuple[TrainingBatch, NDArray[np.int64]]:
-        """What was set aside, as a batch of its own, and which messages of this one it holds."""
+        """The held-out messages as a batch of their own, and their indices in this one."""
         assert self.holdout_M is not None
         rows = np.flatnonzero(self.holdout_M)
         group = self.returns_PG.shape[1]
@@ -105,12 +105,12 @@ class TrainingBatch:
         return TrainingBatch(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
 
     def folds(self, objective: Objective, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Fold, ...]:
-        """All at once; or, cross-fitted, two halves of the problems, each judged by the other.
+        """One fold of all messages or, when cross-fitted, one for each half of the problems, judged by the other half.
 
-        Steps look good on the problems that they were made from. Cross-fitted, the update parts on one half first and
-        asks the other whether that gained, then goes on with the halves exchanged: every problem is learned from and
-        no step is judged by its own. The KL grows with the square of the way, so the first half of it may use a quarter
-        of the radius.
+        Steps look good on the problems they were trained on. With cross-fitting, the update first trains on one half
+        and the other half judges whether that gained; then the halves are exchanged. Every problem is trained on, and
+        no step is judged by its own data. The KL grows with the square of the distance moved, so the first of two folds
+        may use a quarter of the radius.
         """
         gradient_M = self.gradient_M(objective)
         if not cross_fit:
@@ -127,12 +127,12 @@ class TrainingBatch:
 
     @property
     def train_M(self) -> NDArray[np.bool_]:
-        """The messages that the update may look at for what they were worth."""
+        """The messages that are not held out."""
         return np.ones(len(self.messages), dtype=np.bool_) if self.holdout_M is None else ~self.holdout_M
 
     def mean(self, values_M: Floats, rows: np.ndarray | None = None) -> float:
-        """The mean over messages (those of ``rows``) in the contexts of the team as it is: weighted where another
-        wrote them."""
+        """The mean over messages (those of ``rows``) in the current team's contexts: weighted by ``contexts_M``, if
+        there are such weights."""
         weights_M = self.contexts_M
         if weights_M is None:
             return float(values_M.mean())
@@ -141,12 +141,12 @@ class TrainingBatch:
         return float((weights_M * values_M).sum() / total) if total > 0.0 else math.inf
 
     def step_advantages(self, rows: NDArray[np.int64]) -> Floats | list[Floats]:
-        """What a step on these messages climbs: one number for each, or one for each of their tokens."""
+        """The advantages for a step on these messages: one per message or, with a critic, one per token."""
         return self.advantages_M[rows] if self.tokens is None else [self.tokens.advantages[m] for m in rows]
 
     @property
     def advantages_M(self) -> Floats:
-        """What each message was worth beside what was to be expected of its group, or by its critic."""
+        """Each message's advantage: its episode's, relative to the group and weighted, or the critic's."""
         if self.tokens is not None:
             return self.tokens.message_M
         values_E = self.advantages.values_PG.reshape(-1)
@@ -155,7 +155,7 @@ class TrainingBatch:
         return np.asarray(values_E[self.messages.episode_M])
 
     def kl_in_radius_units(self, kl_M: Floats, radii: Radii, rows: np.ndarray | None = None) -> Floats:
-        """Messages' KLs in the unit of the radius: per message, or divided by each one's tokens (lem:avgvssum)."""
+        """KLs of messages in the unit of the radius: per message, or divided by its number of tokens (lem:avgvssum)."""
         if not radii.per_token:
             return kl_M
         lengths_M = self.messages.lengths_M
@@ -163,7 +163,7 @@ class TrainingBatch:
 
     @property
     def informative_M(self) -> NDArray[np.bool_]:
-        """The messages that there is something to learn from."""
+        """The messages of groups with a signal that are not held out."""
         return np.asarray(self.advantages.informative_P[self.messages.problem_M] & self.train_M)
 
     @property
@@ -172,8 +172,8 @@ class TrainingBatch:
         return ~self.advantages.non_finite_P[self.messages.problem_M]
 
     def gradient_M(self, objective: Objective) -> NDArray[np.bool_]:
-        """The messages that steps are made of: those of groups with a signal; with a reference policy those of all
-        groups with finite rewards, for each of them pulls towards it."""
+        """The messages that steps are computed from: those of groups with a signal; with a reference policy those of
+        all groups with finite rewards, since each of them contributes to the reference KL."""
         gradient_M = self.informative_M
         if objective.has_reference:
             gradient_M = self.finite_M & self.train_M

@@ -1,4 +1,4 @@
-"""What a kept step is worth: lower bounds on the true gain, from measured divergences."""
+"""Certificates of a kept step: lower bounds on its true gain, from measured divergences."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from teamtr.training.gate import Subsample
 
 @dataclass(frozen=True)
 class CertificateInputs:
-    """What a certificate must know of the game: how often the agent may speak in an episode, how many turns an
-    episode has in all, and the range of returns (None: not known, no certificate; ``ports.Task`` on discounts)."""
+    """What a certificate requires of the task: how often the agent may speak in an episode, the total turns of an
+    episode, and the range of returns (None: unknown, so no certificate; see ``tasks.Task`` on discounts)."""
 
     turns: int
     horizon: int
@@ -47,13 +47,14 @@ def certify(
 ) -> tuple[Certificate, ...]:
     """Lower bounds on the true gain of a kept step, from episodes of the team before it.
 
-    Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On problems
-    that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no guarantee.
-    Problems set aside give a fair one. ``divergence`` is of the messages that ``subsample`` names, or all.
+    Ours uses the surrogate minus the half-width of its 95 % interval, and KLs scaled to their upper bound. On problems
+    that the step was trained on, both surrogates are optimistic, badly so in small batches: then the bounds are
+    diagnostics, not guarantees. Held-out problems do not have this bias. ``divergence`` covers the messages of
+    ``subsample``, or all messages.
 
-    The paper's bound takes D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
-    discount it is taken as an episode of ``inputs.horizon`` turns, see ``single_step_certificate``. It needs a largest
-    advantage (``a_max``), which estimates of a critic do not have: there is only ours then.
+    The paper's bound uses D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
+    discount, gamma is taken from an episode of ``inputs.horizon`` turns; see ``single_step_certificate``. The bound
+    needs a largest advantage (``a_max``), which a critic's estimates do not have: with a critic only ours is returned.
     """
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():

@@ -1,8 +1,8 @@
-"""The gate of an update: is the exact KL of the tried parameters within the radius?
+"""The KL gate of an update: accepts a step within the radius, backtracks it, or restores the old weights.
 
-It looks at some episodes of every problem first, and at all of them where those do not settle it. Outside, it moves
-back along the line to the old parameters, where KL falls with the square of the step, and restores them bit for bit
-when nothing is left.
+The gate first checks some episodes of every problem, and all of them if those do not settle it. A step that does not
+pass is moved back along the line to the old parameters, where the KL falls with the square of the step. If no candidate
+passes, the old parameters are restored bit for bit.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.types import Floats
 
 FEWEST = 64
-"""Episodes that the first subsample takes at least."""
+"""Minimum number of episodes in the first subsample."""
 FIRST_DOUBT = 0.1
-"""Share of the allowed doubt that the first subsample may use. Small, because a bootstrap bound of few messages covers
-less than it says: with skewed messages, two subsamples accept a KL at the radius up to 1.2 times as often as one would
-(``experiments/bound.py``)."""
+"""Share of the allowed error probability that the first subsample may use. It is small because a bootstrap bound of few
+messages covers less than its nominal level: with skewed messages, two subsamples accept a KL at the radius up to 1.2
+times as often as one would (``experiments/bound.py``)."""
 
 
 @dataclass(frozen=True)
 class Subsample:
-    """Messages of whole episodes that a gate looks at; ``episodes`` counts those, silent ones among them."""
+    """The messages of whole episodes that a gate checks. ``episodes`` counts these episodes, including those in which
+    the agent is silent."""
 
     rows: np.ndarray
     episodes: int
 
 
 def subsamples_of(data: TrainingBatch, judge_M: NDArray[np.bool_], share: float, seed: int) -> tuple[Subsample, ...]:
-    """Some episodes of every problem, equally many of each, then all of them: the second is for what the first does not
-    settle."""
+    """Some episodes of every problem, equally many of each, then all episodes, which are checked if the first subsample
+    does not settle the decision. Only the latter if the first would hold all messages, or none that judge the step."""
     problems, group = data.returns_PG.shape
     batch = data.messages
     everything = Subsample(np.arange(len(batch)), problems * group)
@@ -55,7 +56,7 @@ def subsamples_of(data: TrainingBatch, judge_M: NDArray[np.bool_], share: float,
 
 @dataclass(frozen=True)
 class GateCheck:
-    """What one subsample found; not finite where the divergence is not."""
+    """The measurements on one subsample; NaN if the divergence is not finite."""
 
     subsample: Subsample
     divergence: Divergence
@@ -65,8 +66,9 @@ class GateCheck:
     gain_lower: float = float("nan")  # its lower bound over problems
 
     def inside(self, radius: float, *, last: bool) -> bool:
-        """Whether this subsample settles that the step is kept. Some messages must show that it gains, all of them only
-        that it does not lose: near the top a surrogate of few messages is above zero by luck."""
+        """Whether the step is kept on the evidence of this subsample. The last subsample, all messages, needs a
+        positive gain; an earlier one needs a positive lower bound of the gain, because near an optimum the surrogate of
+        a few messages is positive by chance."""
         return self.upper <= radius and (self.gain if last else self.gain_lower) > 0.0
 
 
@@ -81,19 +83,19 @@ class GateResult:
     gain: float
     fraction: float
     backtracks: int
-    reached: float  # KL of the candidate before any backing off, as it steers the next update: see ``gate``
+    reached: float  # KL of the first candidate, before backtracking; it steers the next update (see ``gate``)
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fold of the update begins, and the way back ends: parameters, and the surrogate they already gained."""
+    """Where a fold of the update starts and backtracking ends: the parameters, and the gain they already have."""
 
     parameters: Snapshot
     gain_M: Floats
 
     @staticmethod
     def frozen(parameters: Snapshot, data: TrainingBatch) -> Start:
-        """At the old policy: nothing was gained yet."""
+        """The old policy, without any gain yet."""
         return Start(parameters, np.zeros(len(data.messages)))
 
 
@@ -109,11 +111,12 @@ def gate(
     *,
     moved: bool,
 ) -> GateResult:
-    """Accept when the upper bound is within the radius and the surrogate is positive; else go back.
+    """Accept a step if the upper bound of its KL is within the radius and its surrogate is positive; else backtrack.
 
-    Looking twice is two chances to be wrong, so the two share the doubt. ``moved``: whether the steps changed anything.
-    ``judge_M``: the messages whose surrogate counts; the KL is that of all. What is reached steers the next update: the
-    upper bound where a gate holds it within the radius, the mean over all messages where beta alone does.
+    Two checks are two chances of a wrong acceptance, so they share the allowed error probability. ``moved``: whether
+    the optimizer steps changed the weights. ``judge_M``: the messages whose surrogate counts; the KL is over all
+    messages. The KL reached by the first candidate steers the next update: its upper bound in plans with a gate, its
+    mean over all messages where only beta holds it near the radius.
     """
     tried = learner.snapshot()
     share = 1.0 if plan.region.measures_all else optimization.gate_share

@@ -1,4 +1,4 @@
-"""The health of a batch and of the update that learned from it, computed from what is there: no pass over a model."""
+"""Health figures of a batch and of the update trained on it, computed from recorded data without a model pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from teamtr.types import Episode, Turn
 
 
 def health_of(batch: RolloutBatch, limits: Mapping[str, int], report: UpdateReport | None = None) -> Health:
-    """Of the episodes of the present stage. ``limits``: most tokens of a message, by agent. ``report``: of the update
-    that learned from them, where there was one."""
+    """Health of the episodes of the current stage. ``limits``: maximum tokens of a message, by agent. ``report``: that
+    of the update trained on them, if there was one."""
     episodes = batch.present
     kinds = [episode.verdict.kind for episode in episodes]
     signal_P = has_signal_P(batch)[: len(batch.problems) - batch.past]
@@ -36,7 +36,7 @@ def health_of(batch: RolloutBatch, limits: Mapping[str, int], report: UpdateRepo
 
 
 class LastHealth:
-    """``health_of`` of one update after the other: those that learn from the same episodes count them once."""
+    """Computes ``health_of`` for successive updates; updates on the same episodes share the batch's figures."""
 
     def __init__(self) -> None:
         self._batch: RolloutBatch | None = None
@@ -50,7 +50,7 @@ class LastHealth:
 
 
 def _messages(episodes: Sequence[Episode], names: Sequence[str], limits: Mapping[str, int]) -> MessageHealth | None:
-    """Of these agents' messages; None where there are none."""
+    """Health of these agents' messages; None if there are none."""
     spoken = [[turn for turn in episode.turns if turn.agent in names] for episode in episodes]
     turns: list[Turn] = [turn for own in spoken for turn in own]
     if not turns:
@@ -58,7 +58,7 @@ def _messages(episodes: Sequence[Episode], names: Sequence[str], limits: Mapping
     lengths = np.array([len(turn.token_ids) for turn in turns])
     cut = np.array([turn.finish == "length" for turn in turns])
     logprobs = np.concatenate([turn.sampler_logprobs for turn in turns]).astype(np.float64)
-    known = logprobs[np.isfinite(logprobs)]  # a token that redrawing put in has none
+    known = logprobs[np.isfinite(logprobs)]  # tokens inserted by redrawing have none
     rewards = _finite(episode.reward for episode, own in zip(episodes, spoken, strict=True) if own)
     allowed = {limits[name] for name in names}
     return MessageHealth(

@@ -1,4 +1,4 @@
-"""What an agent learns from a batch: its messages, their advantages, and how much each of them counts."""
+"""Builds one agent's training batch from rollouts: its messages, their advantages and their weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class Lesson:
-    """The data of an update, and the share of the batch's weight that truncation took."""
+    """The data of an update, and the share of the batch's weight removed by truncation."""
 
     data: TrainingBatch
     cut: float = 0.0
 
 
 def lesson(batch: RolloutBatch, agent: str, plan: Plan, team: Team) -> Lesson:
-    """Of this batch for this agent, weighed to the present team where the plan says so."""
+    """This agent's training data from this batch, reweighted to the current team if the plan says so."""
     own = batch.of(agent)
     weights = _Weights()
     if plan.resample.reweight and batch.carried is not None:
@@ -45,8 +45,8 @@ def lesson(batch: RolloutBatch, agent: str, plan: Plan, team: Team) -> Lesson:
 
 @dataclass(frozen=True)
 class _Weights:
-    """``others_E`` weigh returns and their baseline, ``episodes_E`` what is climbed, ``contexts_M`` the KL of each
-    message; None where nothing is weighed. ``cut`` is the share that truncation took of the first."""
+    """Importance weights: ``others_E`` of returns and their baseline, ``episodes_E`` of advantages, ``contexts_M`` of
+    each message's KL; None where nothing is weighted. ``cut`` is the share of ``others_E`` removed by truncation."""
 
     others_E: Floats | None = None
     episodes_E: Floats | None = None
@@ -55,7 +55,7 @@ class _Weights:
 
 
 def _of_episodes(batch: RolloutBatch, own: AgentBatch) -> _Weights:
-    """Whole episodes for what came of a message, and those before it for the context it was said in."""
+    """Weights of whole episodes for advantages, and of the messages before each message for its context."""
     log_weights_E, log_contexts_M = batch.log_weights_E, batch.log_weights_before_M(own)
     assert log_weights_E is not None, "somebody was updated since"
     assert log_contexts_M is not None, "and so it is for contexts"
@@ -65,8 +65,9 @@ def _of_episodes(batch: RolloutBatch, own: AgentBatch) -> _Weights:
 
 
 def _crossed(batch: RolloutBatch, own: AgentBatch) -> _Weights:
-    """The others' words weigh what came of a message, and nothing else: the agent reads none of them, and what it is
-    compared with is in the returns. Its own weigh more or less than one in episodes of an earlier stage alone."""
+    """Weights for crossed credit. The other agents' messages weight only the returns: the agent does not read them, and
+    its baseline is part of the returns. Its own messages have weights other than one only in episodes of an earlier
+    stage."""
     log_weights_E = batch.log_weights_E
     assert batch.carried is not None, "somebody was updated since"
     assert log_weights_E is not None, "so that episodes weigh differently"
@@ -75,7 +76,7 @@ def _crossed(batch: RolloutBatch, own: AgentBatch) -> _Weights:
     others = truncated_weights(log_weights_E - log_own_E)
     if not log_own_M.any():
         return _Weights(others.values_E, cut=others.cut)
-    spoken_M: Floats = np.cumsum(log_own_M) - log_own_M  # by this agent before, since the batch began
+    spoken_M: Floats = np.cumsum(log_own_M) - log_own_M  # summed over this agent's earlier messages in the batch
     began_M = spoken_M[np.searchsorted(own.episode_M, own.episode_M)]
     contexts_M = truncated_weights(spoken_M - began_M).values_E
     return _Weights(others.values_E, truncated_weights(log_own_E).values_E, contexts_M, others.cut)

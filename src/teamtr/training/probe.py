@@ -1,8 +1,8 @@
-"""What only the engine can tell of an update: would stale rollouts have fooled it, and which tokens did it move?
+"""Probes of an update that need the engine: its surrogate on stale rollouts, and its effect on single tokens.
 
-After an update the agent is put back to its old weights, frozen there on the messages in question, and brought forward
-again: a few scoring passes per probe, booked under their own phase. Weights, moments and state end as they were, to the
-bit. Probes run on the stages that ``diagnostics.every`` names.
+After an update, the agent's old weights are restored and frozen on the messages in question, then the new weights are
+restored. This takes a few scoring passes per probe, which are logged as a phase of their own. Weights, optimizer
+moments and state end bit-identical. Probes run in the stages selected by ``diagnostics.every``.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from teamtr.types import Floats
 
 PROBED_MESSAGES = 64
 SHOWN_POSITIONS = 2048
-"""Of which single values are logged, in whole messages, so that a page can show them."""
+"""Maximum number of positions with individually logged values, in whole messages, for display in the report."""
 STRETCH = 3.0
-"""A step three times as long has about nine times the KL: what leaving the region would have done."""
+"""A step three times as long has about nine times the KL; it shows the effect of leaving the trust region."""
 
 SHARES = (0.25, 0.5)
-"""Of the positions, as in tab:kl-reliability."""
+"""Shares of the positions, as in tab:kl-reliability."""
 DRAWS = 20
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """One agent's messages in a batch that no update learned from, and the advantages of that batch."""
+    """One agent's messages in a batch that no update was trained on, and the advantages of that batch."""
 
     messages: AgentBatch
     advantages: Advantages
 
     def gain_by_problem(self, log_ratio_M: Floats, problems: NDArray[np.int64]) -> Floats:
-        """What a step gains by each problem, scaled so that the mean over problems is the mean over messages."""
+        """The surrogate gain of each problem, scaled so that the mean over problems is the mean over messages."""
         advantages_M = self.advantages.values_PG.reshape(-1)[self.messages.episode_M]
         problem_M = np.searchsorted(problems, self.messages.cluster_M)
         sums_P = np.bincount(problem_M, weights=gain_by_message(log_ratio_M, advantages_M), minlength=len(problems))
@@ -50,12 +50,12 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class StaleProbe:
-    """One update seen from rollouts of the team that began the stage (fig:occ-gap, tab:is-degeneracy).
+    """One update evaluated on rollouts of the team that began the stage (fig:occ-gap, tab:is-degeneracy).
 
     ``stale`` is the surrogate of the step on a batch of that team, ``fresh`` on a batch of the team just before the
-    update; no update learned from either, so that neither flatters the step. ``gap`` is fresh less stale, paired by
-    problem, with its interval; its size is one term of Delta_stale. ``weights`` are the trajectory weights that would
-    carry the stale batch to the team before this update.
+    update. No update was trained on either, so neither is biased towards the step. ``gap`` is fresh minus stale, paired
+    by problem, with its interval; its absolute value is one term of Delta_stale. ``weights`` describes the trajectory
+    weights that would correct the stale batch to the team before this update.
     """
 
     fresh: float
@@ -66,7 +66,7 @@ class StaleProbe:
 
 @dataclass(frozen=True)
 class Stretched:
-    """The same step, ``times`` as long: its exact KL per message, and the change of log-probabilities by rank."""
+    """The same step, ``times`` times as long: its exact KL per message, and the change of log-probabilities by rank."""
 
     times: float
     kl: float
@@ -94,7 +94,7 @@ class TokenKl:
 
 @dataclass(frozen=True)
 class SampledKl:
-    """Sampled KLs per message of the probed messages, from all their positions and from some; the exact one beside."""
+    """Sampled KLs per message of the probed messages, from all positions and from random shares, and the exact KL."""
 
     messages: int
     positions: int
@@ -107,14 +107,14 @@ class SampledKl:
 
 @dataclass(frozen=True)
 class TokenProbe(TokenShift):
-    """What an update did to single tokens."""
+    """The effect of an update on single tokens."""
 
     stretched: Stretched
     sampled_kl: SampledKl
 
 
 def log_ratios(learner: Learner, before: Snapshot, after: Snapshot, batch: AgentBatch) -> Floats:
-    """log after(m) - log before(m) of every message, the learner left at ``after``."""
+    """log after(m) - log before(m) of every message. Leaves the learner at ``after``."""
     try:
         learner.restore(before)
         learner.begin(batch)
@@ -122,18 +122,18 @@ def log_ratios(learner: Learner, before: Snapshot, after: Snapshot, batch: Agent
         return learner.measure().log_ratio_M
     finally:
         learner.restore(after)
-        learner.end()  # last: restoring brings the moments to the card
+        learner.end()  # last, because restoring moves the optimizer moments to the GPU
 
 
 def stale_probe(
     learner: Learner, before: Snapshot, after: Snapshot, fresh: Rollouts, stale: Rollouts, log_weights_E: Floats
 ) -> StaleProbe | None:
-    """What stale rollouts say of one step, beside fresh ones; None where the agent was silent or one problem is all.
+    """The surrogate of one step on stale and on fresh rollouts; None if the agent is silent or there is one problem.
 
     Args:
-        fresh: this agent's messages as the team just before the update says them.
-        stale: the same as the team that began the stage says them, to the same problems.
-        log_weights_E: what carries the stale batch to the team before this update.
+        fresh: this agent's messages, sampled from the team just before the update.
+        stale: the same, sampled from the team that began the stage, on the same problems.
+        log_weights_E: trajectory log-weights from the stale batch to the team before this update.
     """
     problems = np.unique(np.concatenate([fresh.messages.cluster_M, stale.messages.cluster_M]))
     if len(problems) < 2 or not len(fresh.messages) or not len(stale.messages):
@@ -149,10 +149,10 @@ def stale_probe(
 def token_shift(
     learner: Learner, before: Snapshot, after: Snapshot, batch: AgentBatch, rng: np.random.Generator
 ) -> TokenProbe:
-    """What the update did to tokens, on some of the messages; the learner left at ``after``.
+    """The effect of the update on tokens, on a subsample of the messages. Leaves the learner at ``after``.
 
-    By rank before the update (fig:logit-vocab), the same for a step ``STRETCH`` times as long, and the sampled KL of
-    single positions (app:exp:klcal).
+    Measures the change by rank before the update (fig:logit-vocab), the same for a step ``STRETCH`` times as long, and
+    sampled KLs from some or all positions (app:exp:klcal).
     """
     rows = np.sort(rng.permutation(len(batch))[:PROBED_MESSAGES])
     part = batch.rows(rows)
@@ -180,7 +180,7 @@ def token_shift(
 
 def _sampled_kl(k1: Sequence[Floats], kls: Sequence[Floats], part: AgentBatch, rng: np.random.Generator) -> SampledKl:
     k1_N = np.concatenate(k1)
-    k3_N = np.expm1(np.minimum(-k1_N, 50.0)) + k1_N  # beyond any use, but finite
+    k3_N = np.expm1(np.minimum(-k1_N, 50.0)) + k1_N  # clamped so that it stays finite
     draws = tuple(
         Draws(
             share,

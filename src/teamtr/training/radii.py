@@ -1,4 +1,4 @@
-"""How a stage's trust region is shared out among its agents, from what each agent's last update gained."""
+"""Splits a stage's trust region among its agents, according to the gain of each agent's last update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from teamtr.theory.allocation import best_radii, equal_radii, proportional_radii
 from teamtr.theory.certificates import turn_aware_price
 
 KEPT_EQUAL = 0.1
-"""The share of a stage's total that is equal for all: an agent that gained nothing can still move."""
+"""The share of a stage's total that is split equally, so that an agent without a gain can still move."""
 
 
 def shared_radii(
@@ -23,7 +23,7 @@ def shared_radii(
     gains = [float(found.terms["surrogate"]) if found else 0.0 for found in ours]
     shares = proportional_radii(gains, total)
     if any(found is None for found in ours) or max(gains) <= 0.0:
-        shares = equal_radii(total, count)  # nothing speaks for any of them
+        shares = equal_radii(total, count)  # a certificate is missing, or no agent gained
     elif radii.allocation == "certified":
         used = [max(past[name].kl_full, 1e-12) for name in names]
         prices = [turn_aware_price(turns[name], reward_range) for name in names]

@@ -1,4 +1,4 @@
-"""Before an update: are the episodes that are there still good enough, or does it take new ones?"""
+"""Decides before an update whether to reuse the existing episodes, redraw parts of them, or sample new ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Action = Literal["sample", "reuse", "redraw"]
 class Choice:
     """Where the episodes of an update come from, and why.
 
-    ``sample``: all of them new. ``reuse``: those that are there. ``redraw``: as much of those as the present team might
-    have said itself, and the rest new. ``share`` is the effective share of those that were there, of the episodes with
-    a signal, ``needed`` what it was compared with; None where the plan does not ask.
+    ``sample``: all are new. ``reuse``: the existing ones. ``redraw``: the parts of the existing ones that the current
+    team might have written are kept, and the rest is sampled. ``share`` is the effective share of the existing
+    episodes, among those with a signal, and ``needed`` its threshold; None where the plan does not check it.
     """
 
     action: Action
@@ -34,12 +34,12 @@ class Choice:
 def choose(
     resample: Resample, batch: RolloutBatch | None, step: int, returns_PG: Floats | None, price: float | None
 ) -> Choice:
-    """What the plan does before this step of a stage.
+    """The plan's choice before this step of a stage.
 
     Args:
-        batch: the episodes that are there.
-        returns_PG: theirs.
-        price: what sampling a new batch costs beside the update; None where it does not matter or is not known yet.
+        batch: the existing episodes.
+        returns_PG: their returns.
+        price: the cost of sampling a new batch, relative to the update; None if it does not matter or is not known yet.
     """
     if step == 0:
         return Choice("sample", "a stage begins")
@@ -60,8 +60,8 @@ def choose(
 
 
 def effective_share(batch: RolloutBatch, returns_PG: Floats) -> float:
-    """What the batch is worth, as a share of one that is sampled anew, by the weights that are used; of the episodes of
-    groups with different, finite returns: the others teach nothing, whatever they weigh."""
+    """The effective sample size of the batch as a share of a newly sampled one, from the truncated weights. Counts only
+    groups with different, finite returns: the others have no signal, whatever their weights."""
     log_weights_E = batch.log_weights_E
     if log_weights_E is None:
         return 1.0
@@ -70,14 +70,14 @@ def effective_share(batch: RolloutBatch, returns_PG: Floats) -> float:
     share = share_of(weights_E[np.repeat(signal_P, batch.group_size)])
     if not batch.past:
         return share
-    # Those of an earlier stage come on top of as many as the plan samples.
+    # Episodes of an earlier stage are added to as many as the plan samples.
     present = int(signal_P[: len(signal_P) - batch.past].sum())
     return min(1.0, share * int(signal_P.sum()) / present) if present else share
 
 
 def still_worth(batch: RolloutBatch, drawn_again: Sequence[int], needed: float) -> RolloutBatch | None:
-    """What a new stage may learn from once more: of an earlier stage's own episodes those of problems that are drawn
-    again, if they are worth this share of as many new ones."""
+    """The episodes of the last stage that a new stage may train on again: those of problems that are drawn again,
+    except episodes that the last stage itself reused. None if their effective share is below ``needed``."""
     own = [p for p in drawn_again if p < len(batch.problems) - batch.past]
     if not own or batch.carried is None:
         return None

@@ -1,4 +1,4 @@
-"""What the rewards of a batch are made of: the parts of a shaped reward, and what single agents earned."""
+"""The composition of a batch's rewards: the parts of a shaped reward, and what individual agents earned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teamtr.types import Breakdown, Episode
 
 
 def rewards_of(batch: RolloutBatch, printed: str = "") -> RewardReport | None:
-    """Of the episodes of the present stage that were graded; None where there is nothing to tell."""
+    """The reward report on the current stage's episodes; None without a breakdown of rewards or grader output."""
     made = [(episode, found) for episode in batch.present if (found := episode.verdict.breakdown) is not None]
     if not made and not printed:
         return None
@@ -25,7 +25,7 @@ def rewards_of(batch: RolloutBatch, printed: str = "") -> RewardReport | None:
 
 
 def _earned(episode: Episode, made: Breakdown, agent: str) -> float:
-    """What this agent earned by itself."""
+    """The reward that this agent earned individually."""
     turns = zip(episode.turns, made.by_turn, strict=bool(made.by_turn))
     return made.by_agent.get(agent, 0.0) + sum(earned for turn, earned in turns if turn.agent == agent)
 

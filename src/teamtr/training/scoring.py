@@ -1,16 +1,16 @@
-"""The old policy on the batch of its update: who scores it, the learner or the sampler that drew the messages, and how
-much KL shows that no step made.
+"""Scores the old policy on the batch of its update, and measures the noise floor of scoring.
 
-Sampling a token computes the very features that its score is made of, with the same weights in the sampler's
-arithmetic. An update may take them instead of computing them again; they are then the policy that ratios and KLs are
-measured from. Before that the error of it is measured, in the unit of the radius:
+The learner computes the features (last hidden states) of the batch, or reuses those of the sampler that drew the
+messages: sampling a token computes the same features as scoring it, with the same weights in the sampler's arithmetic.
+If it reuses them, ratios and KLs are measured from the policy that they define. The error of doing so is measured
+first, in the unit of the radius:
 
-- the learner's own law beside theirs, exactly, on the messages of the noise floor (``mismatch_kl``); the floor is then
-  measured from them, and has this in it;
-- what they say of every token of the batch beside what the sampler said when it drew it: features of another message,
-  or spoiled ones, show here.
+- the exact KL between that policy and the learner's own, on the messages of the noise floor (``mismatch_kl``). The
+  floor is then measured from the sampler's features, and includes this KL.
+- the KL between the log-probabilities from these features and those that the sampler reported when it drew the tokens,
+  over every token of the batch. Features of another message, or corrupted ones, show here.
 
-Where the two together are more than the share of the radius that a noise floor may have, the learner computes its own.
+If the two together exceed the share of the radius allowed to a noise floor, the learner computes its own features.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ VERIFIABLE_SHARE = 0.1
 
 FLOOR_PERTURBATION = 1e-6
 FLOOR_MESSAGES = 16
-"""Rounding is alike in all messages of a batch: a few tell."""
+"""Rounding is alike in all messages of a batch, so a few are enough."""
 
 
 @dataclass(frozen=True)
 class OldScores:
-    """The frozen policy on its batch: log p of each message, and the KL that rounding alone shows.
+    """The frozen policy on its batch: log p of each message, and the KL that rounding alone causes.
 
-    ``mismatch_kl``, ``sampler_scored`` and ``own_scores`` are as in ``UpdateReport``. Where a log-probability is not
-    finite nothing else was measured.
+    ``mismatch_kl``, ``sampler_scored`` and ``own_scores`` are as in ``UpdateReport``. If a log-probability is not
+    finite, nothing else is measured.
     """
 
     logp_M: Floats
@@ -66,7 +66,7 @@ def score_old(
     from_sampler: bool,
     seed: int,
 ) -> OldScores:
-    """Freeze the policy on its batch, and measure the floor. ``before`` are its weights, which stay as they were."""
+    """Freeze the policy on its batch and measure the noise floor. ``before`` holds its weights, which end unchanged."""
     scores = OldScores(learner.begin(data.messages, reference=reference, from_sampler=from_sampler))
     found = learner.sampler_scored if from_sampler else 0
     if scores.finite:
@@ -82,7 +82,7 @@ def score_old(
 
 
 def _too_far(learner: Learner, data: TrainingBatch, radii: Radii, radius: float, scores: OldScores) -> str:
-    """Why the sampler's features cannot stand for the old policy; empty where they can."""
+    """Why the sampler's features cannot be used for the old policy; empty if they can."""
     if not scores.finite:
         return "the sampler's features give log-probabilities that are not finite"
     floor, astray = scores.noise_floor, _astray(learner, data, radii)
@@ -95,10 +95,10 @@ def _too_far(learner: Learner, data: TrainingBatch, radii: Radii, radius: float,
 
 
 def noise_floor(learner: Learner, data: TrainingBatch, before: Snapshot, radii: Radii, *, seed: int) -> float:
-    """KL, in the unit of the radius, that rounding alone shows, after a negligible perturbation of the weights.
+    """KL caused by rounding alone, in the unit of the radius, measured after a negligible perturbation of the weights.
 
-    Re-batching the same weights shows nothing; a perturbation does (docs/performance.md, "Precision"). Leaves the
-    weights as they were, bit for bit.
+    Re-batching with the same weights does not reveal it; a perturbation does (docs/performance.md, "Precision").
+    Restores the weights bit for bit.
     """
     learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
     floor = _apart(learner, data, radii, floor_rows(data, seed))
@@ -107,18 +107,18 @@ def noise_floor(learner: Learner, data: TrainingBatch, before: Snapshot, radii: 
 
 
 def _apart(learner: Learner, data: TrainingBatch, radii: Radii, rows: np.ndarray) -> float:
-    """From the frozen policy to the present one on some messages, in the unit of the radius."""
+    """Mean KL from the frozen policy to the current one on some messages, in the unit of the radius."""
     return float(data.kl_in_radius_units(learner.measure(rows).full_M, radii, rows).mean())
 
 
 def floor_rows(data: TrainingBatch, seed: int) -> np.ndarray:
-    """The messages that a floor is measured on."""
+    """The messages on which a noise floor is measured."""
     return np.sort(generator(seed, "floor").permutation(len(data.messages))[:FLOOR_MESSAGES])
 
 
 def _astray(learner: Learner, data: TrainingBatch, radii: Radii) -> float:
-    """KL from what the sampler said of its tokens to what the frozen policy says of them, over all messages: the
-    estimate of ``kl_k3``, which is never negative, so that nothing cancels."""
+    """KL from the sampler's reported log-probabilities to those of the frozen policy, over all messages. Estimated by
+    ``kl_k3``, which is never negative, so that errors do not cancel."""
     said_N: Floats = np.concatenate(data.messages.sampler_logprobs).astype(np.float64)
     apart_N = kl_k3(said_N, np.concatenate(learner.token_logprobs()))
     apart_M = per_message_sum(apart_N, data.messages.lengths_M)
@@ -126,7 +126,7 @@ def _astray(learner: Learner, data: TrainingBatch, radii: Radii) -> float:
 
 
 def mismatch(learner: Learner, data: TrainingBatch) -> dict[str, Any]:
-    """How far the log-probabilities of the sampler and of the frozen policy are apart: a diagnostic, never a step."""
+    """Differences between log-probabilities of the sampler and of the frozen policy: a diagnostic, used in no step."""
     gap_N = np.concatenate(learner.token_logprobs()) - np.concatenate(data.messages.sampler_logprobs)
     tokens_N = np.abs(gap_N)
     return {

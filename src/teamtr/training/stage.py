@@ -1,4 +1,4 @@
-"""What the updates of a stage were worth together."""
+"""The report of a stage: the sums of its updates' certificates and measured gains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from teamtr.theory.certificates import add_up
 
 
 def stage_report(stage: int, updates: Sequence[UpdateRecord]) -> StageReport:
-    """Add up the certificates of a stage's updates, and the gains that later batches measured."""
+    """Sums the certificates of a stage's updates, and the gains measured on later batches."""
     by_kind: dict[str, list[Certificate]] = {}
     for update in updates:
         for certificate in update.report.certificates:

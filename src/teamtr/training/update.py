@@ -1,15 +1,15 @@
-"""One agent's update: maximize the surrogate, measure the exact KL, back off, accept or restore.
+"""One agent's update: maximize the surrogate, measure the exact KL, backtrack, accept or restore.
 
-The order of things, numbered as in the code:
+The steps, numbered as in the code:
 
-1. skip what cannot teach (silent agent, no signal, nothing finite);
-2. freeze the old policy, measure the noise floor of scoring (``scoring``) and ask its critic (in plans that have one);
-   3 and 4 once, or twice where the update is cross-fitted (``TrainingBatch.folds``):
-3. optimize: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stop;
-4. gate: accept when the upper bound of the exact KL is within the radius, else move back along the line to the
-   old parameters, where KL falls with the square of the step; restore bit for bit when nothing is left. It looks at
-   some episodes of every problem first, and at all of them where those do not settle it;
-5. steer beta, the step scale and (if asked) the radius for the next update of this agent.
+1. skip a batch without a learning signal (silent agent, equal rewards, nothing finite);
+2. freeze the old policy, measure the noise floor of scoring (``scoring``) and compute the critic's values (in plans
+   with one); the following steps run once, or twice if the update is cross-fitted (``TrainingBatch.folds``):
+3. optimize: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stopping;
+4. gate: accept if the upper bound of the exact KL is within the radius, else move back along the line to the old
+   parameters, where the KL falls with the square of the step; restore bit for bit if no candidate passes. It checks
+   some episodes of every problem first, and all of them if those do not settle it;
+5. adapt beta, the step scale and (in plans that do so, after the last fold) the radius for this agent's next update.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from teamtr.training.scoring import VERIFIABLE_SHARE, mismatch, score_old
 from teamtr.types import AgentState, Floats
 
 FILL = 0.8
-"""The share of the radius that steps aim for; the rest is room for the upper bound."""
+"""The share of the radius that steps aim for; the rest is a margin for the upper bound."""
 
 KL_SUBSAMPLE = 64
-"""Messages that the first step's size and the early stop are measured on: neither decides."""
+"""Number of messages on which the first step and early stopping are measured; neither decides on acceptance."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """One update: the report of what was kept, and the state that the agent's next update begins with.
+    """One update: the report on the policy that was kept, and the state that the agent's next update begins with.
 
-    ``log_ratio_M`` is log new(m) - log old(m) of every message of the batch; None where the gate was content with some
-    of them. ``verified`` says how much of each message may stay, where the plan asks for it and the policy moved.
+    ``log_ratio_M`` is log new(m) - log old(m) of every message of the batch; None if the gate decided on a subsample.
+    ``verified`` says how much of each message may be kept, if the plan redraws partially and the update was accepted.
     """
 
     report: UpdateReport
@@ -74,8 +74,8 @@ def update_agent(
 ) -> Update:
     """Algorithm 1, line 7, with the gate of eq:tr made exact.
 
-    ``holdout_seed`` draws the problems held out for certificates. Agents that are updated one after the other on the
-    same problems need the same one: what one was trained on is no fair judge of a team that it is part of.
+    ``holdout_seed`` draws the problems held out for certificates. Agents that are updated in turn on the same problems
+    need the same seed: problems that one agent was trained on are not a fair test of a team that includes it.
     """
     known_range = certificate_inputs is not None and certificate_inputs.reward_range is not None
     if optimization.certify_share > 0.0 and data.fresh and known_range:
@@ -88,7 +88,7 @@ def update_agent(
     base = _before(learner.agent, data, plan, state, version)
     folds = data.folds(plan.objective, cross_fit=optimization.cross_fit, rng=generator(seed, "halves"))
 
-    # 1. skip what cannot teach
+    # 1. skip a batch without a learning signal
     if skip := _cannot_teach(data, folds, plan.objective):
         outcome, reason = skip
         return Update(replace(base, outcome=outcome, reason=reason), state, np.zeros(len(data.messages)))
@@ -175,7 +175,7 @@ def update_agent(
 
 
 def _before(agent: str, data: TrainingBatch, plan: Plan, state: AgentState, version: str) -> UpdateReport:
-    """What is known of an update before it is tried."""
+    """The report of an update as far as it is known before the update is tried."""
     advantages = data.advantages
     return UpdateReport(
         agent=agent,
@@ -230,7 +230,7 @@ class _Optimized:
     steps: int
     step_scale: float
     clip_rate: float
-    broken: int  # steps thrown away because something was not finite
+    broken: int  # steps discarded because of a non-finite loss or gradient
     values: tuple[ValueStats, ...] = ()  # of the critic's steps
 
 
@@ -276,12 +276,12 @@ def _optimize(
                 some = _subsample(useful, generator(seed, "early stop", epoch))
                 kl_M = data.kl_in_radius_units(learner.measure(some).full_M, plan.radii, some)
                 if not data.mean(kl_M, some) <= radius:
-                    break  # already outside: more steps only lengthen the way back
+                    break  # already outside the radius: more steps would only need more backtracking
     return _Optimized(steps, scale, float(np.mean(clip_rates[1:])), broken, tuple(fits))
 
 
 def _critic_report(data: TrainingBatch, parts: Sequence[_Optimized]) -> CriticReport | None:
-    """How well the critic knew the returns before it learned from them, and how it learned."""
+    """The critic's accuracy on the returns before it was trained on them, and the figures of its training steps."""
     if data.tokens is None:
         return None
     rows, fits = np.flatnonzero(data.train_M & data.finite_M), [fit for part in parts for fit in part.values]
@@ -297,9 +297,9 @@ def _critic_report(data: TrainingBatch, parts: Sequence[_Optimized]) -> CriticRe
 def _fit_first_step(
     learner: Learner, data: TrainingBatch, before: Snapshot, radii: Radii, rows: np.ndarray, *, limit: float
 ) -> float:
-    """Shorten the first step when it used more than its share of the radius; returns the factor applied.
+    """Shorten the first step if it used more than its share of the radius; returns the factor applied.
 
-    Adam's first step is a sign step whose length knows nothing of the radius; KL grows with its square.
+    Adam's first step is a sign step whose length does not depend on the radius; the KL grows with its square.
     """
     kl = data.mean(data.kl_in_radius_units(learner.measure(rows).full_M, radii, rows), rows)
     if not np.isfinite(kl):
@@ -316,12 +316,12 @@ def _fit_first_step(
 
 
 def _standing(learner: Learner, data: TrainingBatch) -> Start:
-    """Where the next fold begins: at what the last one left."""
+    """The start of the next fold: the learner's current parameters and gain."""
     return Start(learner.snapshot(), gain_by_message(learner.measure().log_ratio_M, data.advantages_M))
 
 
 def _whole(tries: Sequence[GateResult]) -> GateResult:
-    """What came of all folds: the last that was kept says where the policy stands, and each what it gained."""
+    """The result over all folds: that of the last accepted one, with gains and backtracks summed over folds."""
     last = next((tried for tried in reversed(tries) if tried.accepted), tries[-1])
     return replace(
         last,
@@ -332,13 +332,13 @@ def _whole(tries: Sequence[GateResult]) -> GateResult:
 
 
 def _rejected(tries: Sequence[GateResult], radius: float) -> float | None:
-    """The bound of the first candidate that was outside the update's radius and did not stay."""
+    """The upper KL bound of the first candidate that was outside the update's radius and was not kept."""
     refused = (tried.reached for tried in tries if tried.backtracks or not tried.accepted)
     return next((upper for upper in refused if not upper <= radius), None)
 
 
 def _steer(state: AgentState, part: _Optimized, kept: GateResult, region: Region, radius: float) -> AgentState:
-    """Beta and step scale for this agent's next fold or update."""
+    """Adapts beta and the step scale for this agent's next fold or update."""
     finite = np.isfinite(kept.reached)
     scale = adapt_step_scale(part.step_scale, kept.reached, FILL * radius)
     beta = adapt_beta(state.beta, kept.reached, radius) if region.adapt_beta and finite else state.beta
@@ -346,7 +346,7 @@ def _steer(state: AgentState, part: _Optimized, kept: GateResult, region: Region
 
 
 def _settle(state: AgentState, kept: GateResult, radii: Radii, radius: float) -> AgentState:
-    """The end of an update: it counts, and the next one's radius follows the KL that this one used."""
+    """Ends an update: counts it and, if the plan adapts radii, sets the next radius from the KL that was used."""
     if radii.adapt and kept.accepted:
         radius = adapt_radius(radius, kept.used, radii.nats)
     return replace(state, radius_nats=radius, updates=state.updates + 1)
@@ -387,7 +387,7 @@ def _verify(learner: Learner, batch: AgentBatch, seed: int) -> Verified:
     return learner.verify(rng.random(int(batch.lengths_M.sum())), rng.random(len(batch)))
 
 
-# -- what it is worth ----------------------------------------------------------------------------------------
+# -- certificates --------------------------------------------------------------------------------------------
 
 
 def _certificates(
@@ -400,7 +400,7 @@ def _certificates(
     report: UpdateReport,
     seed: int,
 ) -> tuple[Certificate, ...]:
-    """From the problems that were held out, or else from those that were trained on."""
+    """Certificates from the held-out problems if there are any, otherwise from the problems trained on."""
     settings: dict[str, Any] = {
         "gamma": plan.gamma,
         "a_max": plan.advantage.largest(data.returns_PG.shape[1]),

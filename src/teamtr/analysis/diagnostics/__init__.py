@@ -1,1 +1,1 @@
-"""What can be seen of a team besides its reward."""
+"""Diagnostics of a team beyond its reward."""

@@ -1,4 +1,4 @@
-"""What a run cost, and what sampling anew before every update adds to naive sequential training (tab:compute-lite)."""
+"""The cost of a run, and the overhead of its sampling over naive sequential training (tab:compute-lite)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from teamtr.records import Record, mapping, number, whole
 
 @dataclass(frozen=True)
 class Overhead:
-    """Naive sequential training samples once a stage: ``naive_tokens`` is what this run's first steps sampled.
+    """Costs compared with naive sequential training, which samples once per stage: ``naive_tokens`` is what this run
+    sampled for the first steps of its stages.
 
-    ``naive_seconds`` scales the run's sampling time by the same share and leaves the rest; None where the time of
-    sampling is not known.
+    ``naive_seconds`` scales the run's sampling time by the same share and keeps the rest; None if the sampling time is
+    not known.
     """
 
     sampled_tokens: int
@@ -31,7 +32,7 @@ class Overhead:
 
 
 def sampled_by_update(updates: Sequence[Record]) -> list[int]:
-    """Tokens sampled between each update and the one before it; 0 where the one before it is not there."""
+    """Tokens sampled between each update and the previous one; 0 if the previous one is not in the log."""
     totals = [whole(update, "sampled_tokens_total") or 0 for update in updates]
     numbers = [whole(update, "update") for update in updates]
     increments = [max(now - before, 0) for before, now in zip([0, *totals], totals, strict=False)]
@@ -43,7 +44,7 @@ def sampled_by_update(updates: Sequence[Record]) -> list[int]:
 
 
 def overhead(updates: Sequence[Record], seconds: Mapping[str, Mapping[str, float]] | None = None) -> Overhead:
-    """``seconds``: by agent and phase, "sample" among them, as a commit's account holds them."""
+    """The overhead of a run. ``seconds``: by agent and phase, including "sample", from a commit's account."""
     increments = sampled_by_update(updates)
     first = sum(n for update, n in zip(updates, increments, strict=True) if whole(update, "step") == 0)
     total = sum(increments)
@@ -55,7 +56,7 @@ def overhead(updates: Sequence[Record], seconds: Mapping[str, Mapping[str, float
 
 
 def spent_by_agent(updates: Sequence[Record], field: str) -> dict[str, dict[str, float]]:
-    """The sum of ``tokens`` or ``seconds`` of all updates, by agent and phase: what the log alone can tell."""
+    """The sum of ``tokens`` or ``seconds`` of all updates, by agent and phase, from the log alone."""
     spent: dict[str, dict[str, float]] = {}
     for update in updates:
         phases = spent.setdefault(str(update.get("agent")), {})

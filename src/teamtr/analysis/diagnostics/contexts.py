@@ -1,12 +1,12 @@
-"""What an agent has heard, in a form that can repeat: D_occ for free text (app:exp:scaling counts hashed contexts).
+"""Reductions of contexts to forms that repeat: D_occ for free text (app:exp:scaling counts hashed contexts).
 
-Free text never repeats word for word, so its contexts are reduced to what was stated in them. Each form is a function
-of the context, and a function cannot make two laws easier to tell apart: the total variation of a reduced form is at
-most that of the contexts themselves. From the finest to the coarsest:
+Free text never repeats word for word, so contexts are reduced to the statements in them. Each form is a function of the
+context, and a function cannot increase the total variation between two distributions: that of a reduced form is a lower
+bound of that of the contexts. From the finest to the coarsest:
 
     identity     the token ids that the agent saw
-    statements   who stated what: the boxed answer, else a short message as it is, else the last number
-    agreement    who agrees with whom: each statement as the first place where the same was stated
+    statements   each author's statement: the boxed answer, else the whole message if it is short, else the last number
+    agreement    which statements agree: each statement as the index of the first equal one
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from teamtr.team import Agent, visible
 from teamtr.types import conversation
 
 SHORT = 40
-"""Characters up to which a message is its own statement."""
+"""Maximum length in characters of a message that is its own statement."""
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 
 @dataclass(frozen=True)
 class Heard:
-    """One context in which an agent spoke: the problem, the tokens it saw, and (author, text) of what was said."""
+    """One context in which an agent spoke: the problem, the tokens it saw, and (author, text) of each message in it."""
 
     problem: str
     context: bytes
@@ -35,7 +35,7 @@ class Heard:
 
 
 def heard_by(agent: Agent, batch: RolloutBatch) -> tuple[Heard, ...]:
-    """Every context in which this agent spoke, as far as it could see."""
+    """Every context in which this agent spoke, restricted to the messages visible to it."""
     found = []
     for e, episode in enumerate(batch.episodes):
         for t, turn in enumerate(episode.turns):
@@ -49,7 +49,7 @@ def heard_by(agent: Agent, batch: RolloutBatch) -> tuple[Heard, ...]:
 
 
 def statement(text: str) -> str:
-    """What a message states; empty when it states nothing that can be recognised."""
+    """The statement of a message; empty if none is recognized."""
     boxed = _BOXED.findall(text)
     if boxed:
         return normalize(boxed[-1])
@@ -82,5 +82,5 @@ FORMS: dict[str, Callable[[Heard], Hashable]] = {
 
 
 def finest_repeating(shares: Sequence[tuple[str, float]], least: float = 0.5) -> str | None:
-    """Of (form, share of contexts that repeat), finest first: the first of which at least this share repeats."""
+    """The first form in which at least ``least`` of the contexts repeat, from (form, share that repeats)."""
     return next((form for form, repeated in shares if repeated >= least), None)

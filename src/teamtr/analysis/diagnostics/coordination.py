@@ -10,7 +10,7 @@ from teamtr.records import Record, number, whole
 
 @dataclass(frozen=True)
 class Coordination:
-    """One evaluation. ``alone`` is the share of episodes that the team won although somebody stated something wrong."""
+    """One evaluation. ``alone`` is success minus consensus: the share of right episodes without consensus."""
 
     stage: int
     success: float
@@ -22,7 +22,7 @@ class Coordination:
 
 
 def coordination(evals: Sequence[Record]) -> tuple[Coordination, ...]:
-    """The evaluations that recorded what the agents stated."""
+    """The evaluations that recorded the agents' stated answers."""
     found = []
     for record in evals:
         stage, success = whole(record, "stage"), number(record, "avg_at_k")

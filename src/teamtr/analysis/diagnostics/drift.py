@@ -1,8 +1,8 @@
-"""How far the contexts of an agent moved while others were updated: D_occ between two batches of the same problems.
+"""Drift of an agent's contexts while others are updated: D_occ between two batches of the same problems.
 
-Contexts are compared by identity, so this sees only contexts that repeat. Two batches of one and the same law differ
-by chance as well: ``chance`` is what random relabelling of the pooled contexts gives, and only an excess over it is
-drift. In free text nothing repeats, ``repeated`` is near zero, and the figure then says nothing.
+Contexts are compared by identity, so only contexts that repeat count. Two batches of the same distribution also differ
+by chance: ``chance`` is the result of randomly relabeling the pooled contexts, and only an excess over it is drift. In
+free text nothing repeats, ``repeated`` is near zero, and the result is meaningless.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Drift:
 
     @property
     def excess(self) -> float:
-        """What no chance explains: a cautious figure, at most the truth but for its own spread."""
+        """The part not explained by chance: a conservative estimate, at most the true value up to its own spread."""
         return max(self.total_variation - self.chance, 0.0)
 
     @property
     def corrected(self) -> float:
-        """Chance taken out in quadrature, as noise adds up: right where there is only chance and where there is none,
-        rough between; near zero it is mostly spread."""
+        """Chance subtracted in quadrature, as noise adds up: exact if there is only chance or no chance, approximate in
+        between, and mostly noise near zero."""
         return math.sqrt(max(self.total_variation**2 - self.chance**2, 0.0))
 
 
@@ -43,10 +43,10 @@ def context_drift(
     strata: tuple[Sequence[Hashable], Sequence[Hashable]] | None = None,
     draws: int = 100,
 ) -> Drift:
-    """Between the contexts an agent had at stage start and those it has when its own turn to be updated comes.
+    """The drift between an agent's contexts at the start of the stage and those before its own update.
 
     ``strata`` name the problem of each context on both sides. Both batches play the same problems equally often, so
-    chance moves contexts only within a problem, and relabelling must stay within it as well.
+    chance moves contexts only within a problem, and relabeling must stay within it too.
     """
     if not before or not after:
         raise ValueError("context_drift needs contexts on both sides")
@@ -55,7 +55,7 @@ def context_drift(
     if len(strata_N) != len(labels_N):
         raise ValueError(f"every context needs its problem, got {len(strata_N)} for {len(labels_N)} contexts")
     first_N = np.arange(len(labels_N)) < len(before)
-    # Sorted by problem, and within it the first batch before the second: random order within a problem relabels it.
+    # Sorted by problem, the first batch before the second within each: shuffling within a problem relabels it.
     place_N = first_N[np.lexsort((~first_N, strata_N))]
 
     def distance(labels: NDArray[np.int64], first: NDArray[np.bool_]) -> float:
@@ -72,6 +72,6 @@ def context_drift(
 
 
 def _numbered(values: Sequence[Hashable]) -> tuple[NDArray[np.int64], int]:
-    """Equal values get equal numbers; and how many different ones there are."""
+    """Numbers the values, equal ones alike, and counts the distinct ones."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64), len(numbers)

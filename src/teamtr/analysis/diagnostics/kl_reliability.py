@@ -1,7 +1,7 @@
-"""Could a sampled KL have held the region? The estimates k1 (the paper's, eq:emp_tok_kl) and k3 beside the exact KL.
+"""Reliability of sampled KLs as a gate: the estimates k1 (the paper's, eq:emp_tok_kl) and k3 against the exact KL.
 
-All three are logged for every update. An estimate *flips* the gate when it and the exact KL lie on different sides of
-the radius; near the threshold (the exact KL within half a radius of it) is where that matters (app:exp:klcal).
+All three are logged for every update. An estimate *flips* the gate if it and the exact KL lie on different sides of the
+radius, which matters near the threshold (the exact KL within half a radius of it; app:exp:klcal).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class Estimator:
-    """One sampled estimate against the exact KL. Errors are in radii; rates are None when nothing was counted."""
+    """One sampled estimate against the exact KL. Errors are in radii; rates are None if no update counts."""
 
     name: str
     updates: int

@@ -1,4 +1,4 @@
-"""Does the order of updates matter? Runs grouped by the order in which they update their agents."""
+"""Sensitivity to the order of updates: runs grouped by the order in which they update their agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teamtr.records import Record, whole
 @dataclass(frozen=True)
 class OrderSensitivity:
     """``spread`` is the largest minus the smallest mean over orders; ``within`` the pooled standard deviation of runs
-    of one order (None when no order was run twice): a spread that is not well above it says nothing."""
+    of one order (None if no order was run twice). A spread that is not well above it is not significant."""
 
     means: Mapping[str, float]
     spread: float
@@ -32,7 +32,7 @@ def order_sensitivity(finals: Mapping[str, Sequence[float]]) -> OrderSensitivity
 
 
 def order_of(updates: Sequence[Record]) -> str:
-    """The order of a run's stages, "left > right > speaker"; "varies" when they differ."""
+    """The order of updates in a run's stages, "left > right > speaker"; "varies" if stages differ."""
     stages: dict[int, list[tuple[int, str]]] = {}
     for update in updates:
         stage, step = whole(update, "stage"), whole(update, "step")

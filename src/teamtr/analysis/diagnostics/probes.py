@@ -1,4 +1,4 @@
-"""The probes that a run logged (``diagnostics.every``), read back: stale gaps, weights, and which tokens moved."""
+"""Reads the probes of a run from its log (``diagnostics.every``): stale gaps, weights, and token shifts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = 10_000
 
 @dataclass(frozen=True)
 class Gap:
-    """Fresh less stale surrogate of one step, its interval, and its standard error."""
+    """Fresh minus stale surrogate of one step, its interval, and its standard error."""
 
     estimate: float
     lower: float
@@ -25,7 +25,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class StageGap:
-    """Delta_stale of a stage: the sum of the sizes of its steps' gaps; ``noise`` is what sampling alone would show."""
+    """Delta_stale of a stage: the sum of its steps' absolute gaps; ``noise`` is its expectation from sampling noise."""
 
     total: float
     noise: float
@@ -34,9 +34,9 @@ class StageGap:
 @dataclass(frozen=True)
 class Probed:
     """One probed update. ``fresh`` and ``stale`` are its surrogate on a new batch of the team before it and on one of
-    the team that began the stage; ``gap`` is their difference with its interval. None at a stage's first step, where
-    the two teams are the same, and in logs of versions before 0.2, whose gap was read on the batch that the update
-    learned from and counted its optimism. ``weights`` and ``shift`` are as logged."""
+    the team that began the stage; ``gap`` is their difference with its interval. It is None at a stage's first step,
+    where the two teams are the same, and in logs of versions before 0.2, whose gap was computed on the batch that the
+    update was trained on and included its optimism. ``weights`` and ``shift`` are as logged."""
 
     update: int
     stage: int
@@ -75,8 +75,8 @@ def probed(updates: Sequence[Record]) -> tuple[Probed, ...]:
 
 
 def stale_gap_by_stage(found: Sequence[Probed]) -> dict[int, StageGap]:
-    """Delta_stale of each probed stage (fig:occ-gap). The size of an estimate without bias is itself above zero: of
-    one whose truth is zero it is sqrt(2 / pi) standard errors on average, which ``noise`` adds up."""
+    """Delta_stale of each probed stage (fig:occ-gap). The absolute value of an unbiased estimate is biased upwards: for
+    a true value of zero it is sqrt(2 / pi) standard errors on average, which ``noise`` sums."""
     gaps: dict[int, StageGap] = {}
     for one in found:
         if one.gap is not None:
@@ -93,7 +93,7 @@ def _gap(logged: Record) -> Gap | None:
         return None
     if not 0.0 < confidence < 1.0:
         return None
-    # The quantile takes memory of that size, and beyond so many problems is that of the normal law.
+    # The quantile takes memory proportional to the degrees of freedom, and beyond MANY it is that of the normal law.
     error = (upper - lower) / 2.0 / student_quantile((1.0 + confidence) / 2.0, min(problems, MANY) - 1)
     return Gap(estimate, lower, upper, error)
 
@@ -103,7 +103,7 @@ TokenKls = dict[tuple[int, int], list[float]]
 
 
 def token_kls(updates: Sequence[Record]) -> dict[tuple[int, int], TokenKls]:
-    """The single values that probes logged, by the stage and step of the update."""
+    """The individual values that probes logged, by the stage and step of the update."""
     found: dict[tuple[int, int], TokenKls] = {}
     for update in updates:
         stage, step = whole(update, "stage"), whole(update, "step")
@@ -119,7 +119,7 @@ def token_kls(updates: Sequence[Record]) -> dict[tuple[int, int], TokenKls]:
 
 
 def _shift(logged: Record) -> dict[str, Any] | None:
-    """By rank before the update; None unless the three rows are finite numbers, equally many."""
+    """The token shift by rank before the update; None unless the three rows are finite and of equal length."""
     rows = {key: numbers(logged.get(key)).tolist() for key in ("before_R", "after_R", "moved_R")}
     ranks = len(rows["moved_R"])
     if not ranks or any(len(row) != ranks for row in rows.values()):

@@ -1,4 +1,4 @@
-"""Where the rollouts of updates came from, what they were still worth, and what the other choices would have cost."""
+"""Reuse of rollouts: their source and effective share for each update, and the token cost of the alternatives."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from teamtr.records import Record, mapping, number, whole
 from teamtr.theory.intervals import mean_interval
 
 HALF = 0.5
-"""Rollouts that are worth less than this share of new ones are worn out, where the plan sets no share of its own."""
+"""Rollouts with a smaller effective share than this count as worn, if the plan sets no threshold of its own."""
 UNHARMED = 0.95
-"""Rollouts that are reused as they are did no harm in the map of staleness where their mean share was at least this
-(four cells); below it (nine cells) success was 9 points lower than with new ones on average. Chosen after looking."""
+"""Rollouts reused without reweighting did no harm in the map of staleness if their mean share was at least this (four
+cells); below it (nine cells) success was 9 points lower than with new ones on average. Chosen after seeing the data."""
 FEW_REDRAWS = 5
-"""Fewer say nothing of a bias: the rewards of a few episodes are often equal, and their spread nothing."""
+"""Minimum redraws to report a bias: with fewer, the rewards are often equal and their spread is zero."""
 
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Bias:
-    """How much more redrawn episodes earned than new ones of the same problems; of all ``redraws`` that measured it,
-    or of one."""
+    """The mean reward of redrawn episodes minus that of new ones of the same problems, over ``redraws`` redraws."""
 
     estimate: float
     lower: float
@@ -32,16 +31,16 @@ class Bias:
 
     @property
     def told(self) -> bool:
-        """Whether the interval leaves zero out, over enough redraws to say so."""
+        """Whether the bias is significant: the interval excludes zero, and there were enough redraws."""
         return self.redraws >= FEW_REDRAWS and not self.lower <= 0.0 <= self.upper
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One update's rollouts, as ``records.RolloutChoice`` has them.
+    """One update's rollouts, from ``records.RolloutChoice``.
 
-    ``tokens`` were sampled for it, ``tokens_anew`` are what new rollouts would have taken: those of the newest batch of
-    the stage that was sampled whole. None where the log does not tell.
+    ``tokens`` were sampled for it; ``tokens_anew`` is the cost of new rollouts, estimated by the newest completely
+    sampled batch of the stage. None if the log does not have them.
     """
 
     update: int
@@ -60,15 +59,15 @@ class Decision:
 
     @property
     def worn(self) -> bool:
-        """Whether the rollouts that were there were worth less than the plan asks for, or than half where it does not
-        ask."""
+        """Whether the effective share of the existing rollouts was below the plan's threshold, or below ``HALF`` if it
+        has none."""
         return self.share is not None and self.share < (self.needed or HALF)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sampled for the updates that are counted: in this run, with new rollouts before every update, and with new ones
-    at the start of a stage only."""
+    """Tokens sampled for the counted updates: in this run, with new rollouts before every update, and with new ones
+    only at the start of a stage."""
 
     spent: int
     always: int
@@ -76,10 +75,10 @@ class Tokens:
 
 
 def decisions(updates: Sequence[Record]) -> tuple[Decision, ...]:
-    """Of the updates whose record tells where their rollouts came from, in order."""
+    """The rollout decisions of all updates whose records have them, in order."""
     found: list[Decision] = []
     stage_of_batch: int | None = None
-    batch = 0  # tokens of the newest whole batch
+    batch = 0  # tokens of the newest completely sampled batch
     for update, tokens in zip(updates, sampled_by_update(updates), strict=True):
         choice = mapping(update, "rollouts")
         counted, stage, step = (whole(update, key) for key in ("update", "stage", "step"))
@@ -88,7 +87,7 @@ def decisions(updates: Sequence[Record]) -> tuple[Decision, ...]:
         action = str(choice.get("action"))
         if action == "sample":
             stage_of_batch, batch = stage, tokens
-        known = batch > 0 and stage_of_batch == stage  # not where the log is thinned, or has lost lines
+        known = batch > 0 and stage_of_batch == stage  # False if the log is thinned or has lost lines
         partly = mapping(choice, "partly")
         found.append(
             Decision(
@@ -111,7 +110,7 @@ def decisions(updates: Sequence[Record]) -> tuple[Decision, ...]:
 
 
 def _part(logged: Record, key: str) -> float | None:
-    """A share of one, which rounding may have taken a little beyond it."""
+    """A share, clamped to [0, 1] against rounding; None if it is further outside."""
     value = number(logged, key)
     return None if value is None or not -ROUNDING <= value <= 1.0 + ROUNDING else min(max(value, 0.0), 1.0)
 
@@ -122,7 +121,7 @@ def _bias(logged: Record) -> Bias | None:
 
 
 def tokens_by_choice(found: Sequence[Decision]) -> Tokens | None:
-    """None where no batch's tokens are known."""
+    """The tokens of this run and of both alternatives; None if no batch's tokens are known."""
     known = [(d.step, d.tokens, d.tokens_anew) for d in found if d.tokens is not None and d.tokens_anew is not None]
     if not known:
         return None
@@ -134,10 +133,10 @@ def tokens_by_choice(found: Sequence[Decision]) -> Tokens | None:
 
 
 def bias_of_redrawing(found: Sequence[Decision]) -> Bias | None:
-    """The mean over the redraws that measured it, with a 95 % interval of Student's t over them.
+    """The mean bias over the redraws that measured it, with a 95 % interval of Student's t over them.
 
-    All count alike, because each plays equally many problems twice; their own intervals, of few problems, would make
-    poor weights. Without a bias the redraws of one stage are uncorrelated, whatever they have in common.
+    All have equal weight, because each plays equally many problems twice; their own intervals, over few problems, would
+    make poor weights. Without a bias the redraws of one stage are uncorrelated, whatever they have in common.
     """
     measured = [decision.bias for decision in found if decision.bias is not None]
     if len(measured) < 2:

@@ -1,4 +1,4 @@
-"""Whether training is steady: the spread of improvements, and the updates that lowered the return."""
+"""Stability of training: the spread of improvements, and the updates that lowered the return."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from teamtr.records import Record, accepted, number, numbers, whole
 class Stability:
     """``deviation`` is the paper's Stability (tab:ablation): the standard deviation of improvements of held-out success
     from evaluation to evaluation, lower is better; None with fewer than two. With ``eval.every: 1`` these are the
-    paper's per-stage improvements. ``noise`` is the deviation that sampling K answers alone would show. ``judged``
-    updates have a known gain; of these ``regressing`` lowered it with their whole interval below zero (of 95 %
-    intervals, one in forty by chance)."""
+    paper's per-stage improvements. ``noise`` is the deviation expected from sampling K answers. ``judged`` updates have
+    a known gain; ``regressing`` of them have their whole interval below zero (with 95 % intervals, one in forty by
+    chance)."""
 
     stages: tuple[int, ...]
-    """Of the evaluation that ends each improvement."""
+    """The stage of the evaluation that ends each improvement."""
     improvements: tuple[float, ...]
     deviation: float | None
     noise: float | None
@@ -31,8 +31,8 @@ class Stability:
 
 
 def stability(updates: Sequence[Record], evals: Sequence[Record]) -> Stability:
-    """Training batches of different stages hold different problems, whose difficulty would count as progress. The
-    evaluations of a run ask the same ones; those that differ from the one before in their problems are left out."""
+    """The stability of a run. It uses evaluations, which have the same problems, because batches of different stages
+    differ in difficulty. An evaluation on other problems than the previous one is not compared with it."""
     pairs = [
         (before, after)
         for before, after in pairwise(record for record in evals if number(record, "avg_at_k") is not None)
@@ -59,7 +59,7 @@ def _asked(record: Record) -> tuple[str, ...]:
 
 
 def _variance(record: Record) -> float:
-    """Of avg@K over new samples of the same problems: p (1 - p) / (K - 1) estimates one problem's without bias."""
+    """The sampling variance of avg@K on fixed problems: p (1 - p) / (K - 1) is unbiased for one problem."""
     success_P, samples = numbers(record.get("success_P")), whole(record, "samples")
     if not success_P.size or samples is None or samples < 2:
         return float("nan")

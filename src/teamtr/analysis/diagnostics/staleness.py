@@ -1,4 +1,4 @@
-"""What stored episodes tell about staleness: how far contexts and returns moved since the stage began."""
+"""Staleness from stored episodes: how far contexts and returns moved since the start of the stage."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from teamtr.theory.intervals import Measured, measured_gain
 
 @dataclass(frozen=True)
 class StaleStep:
-    """One update that had a batch of its own: what the batch of the stage's start would have shown it instead."""
+    """One update with a batch of its own, compared with the first batch of its stage."""
 
     stage: int
     step: int
     agent: str
     drifts: Mapping[str, Drift]
-    """D_occ of the contexts in which this agent speaks, by their form; empty when it spoke in one batch only."""
+    """D_occ of the contexts in which this agent speaks, by form; empty if it did not speak in both batches."""
     moved: Measured | None
-    """The change of the mean return since the stage began, on the same problems."""
+    """The change of the mean return since the start of the stage, on the same problems."""
 
     @property
     def form(self) -> str | None:
-        """The finest form of contexts of which at least half repeat; None when none of them says anything."""
+        """The finest form in which at least half of the contexts repeat; None if there is none."""
         return finest_repeating([(form, drift.repeated) for form, drift in self.drifts.items()])
 
     def as_record(self) -> dict[str, object]:
@@ -43,8 +43,8 @@ class StaleStep:
 def stale_steps(
     batches: Mapping[tuple[int, int], RolloutBatch], updated: Mapping[tuple[int, int], Agent], gamma: float
 ) -> list[StaleStep]:
-    """Every batch that is not its stage's first, against that first. Both mappings are by stage and step; ``updated``
-    says who was updated."""
+    """Compares every batch with the first batch of its stage. Both mappings are by stage and step; ``updated`` holds
+    the updated agents."""
     found = []
     for (stage, step), now in batches.items():
         agent, start = updated.get((stage, step)), batches.get((stage, 0))
@@ -56,7 +56,7 @@ def stale_steps(
 
 
 def context_drifts(before: Sequence[Heard], after: Sequence[Heard], stage: int, step: int) -> dict[str, Drift]:
-    """D_occ by every form of contexts, each beside what chance alone gives within a problem."""
+    """D_occ by every form of contexts, each with the chance level within problems."""
     if not before or not after:
         return {}
     strata = [heard.problem for heard in before], [heard.problem for heard in after]

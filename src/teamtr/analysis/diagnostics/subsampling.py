@@ -1,8 +1,8 @@
-"""How steady the paper's sampled KL is when only some token positions are counted (app:exp:klcal, tab:kl-reliability).
+"""Stability of the paper's sampled KL under subsampling of token positions (app:exp:klcal, tab:kl-reliability).
 
-The paper checks its monitor against itself: the estimate from a random share of the positions against that from all.
-That says how noisy positions are, not how far the estimate is from the KL, so the exact KL of the same messages stands
-beside it.
+The paper compares its monitor with itself: the estimate from a random share of the positions with that from all. This
+measures the noise of positions, not the distance of the estimate from the KL, so we also compare with the exact KL of
+the same messages.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from teamtr.records import Record, mapping, mappings, number, numbers
 from teamtr.types import Floats
 
 NEAR = 0.2
-"""The estimate from all positions within this share of the radius: app:exp:klcal's [0.8, 1.2]."""
+"""Near the threshold: the estimate from all positions is within this share of it (app:exp:klcal: [0.8, 1.2])."""
 
 
 @dataclass(frozen=True)
 class Subsample:
-    """One share of positions over the probed updates. Deviations are in radii; rates are None when nothing was counted.
+    """One share of positions over the probed updates. Deviations are in radii; rates are None if nothing was counted.
 
-    ``near_updates`` had their estimate from all positions within a fifth of the radius of it; ``near_flip_rate`` is the
-    share of draws that judged one of these otherwise. ``exact_flip_rate`` is that of all draws which lie on the other
-    side of the radius than the exact KL of the same messages.
+    ``near_updates`` counts updates whose estimate from all positions is within a fifth of the radius of it;
+    ``near_flip_rate`` is the share of draws for these that lie on the other side of the radius than that estimate.
+    ``exact_flip_rate`` is the share of all draws that lie on the other side than the exact KL of the same messages.
     """
 
     share: float
@@ -38,7 +38,7 @@ class Subsample:
 
 
 def subsample_reliability(updates: Sequence[Record]) -> tuple[Subsample, ...]:
-    """Over the probed updates whose radius is per message, by share; empty when none was probed."""
+    """Subsample statistics by share, over the probed updates whose radius is per message; empty without probes."""
     rows: dict[float, list[tuple[Floats, float, float, float]]] = {}
     for update in updates:
         logged = mapping(mapping(mapping(update, "probe"), "token_shift"), "sampled_kl")

@@ -1,4 +1,4 @@
-"""The swaps in a log (``kind: swap``), with how the team recovered afterwards."""
+"""The swaps in a log (``kind: swap``), with the evaluations after each."""
 
 from __future__ import annotations
 

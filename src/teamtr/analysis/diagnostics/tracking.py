@@ -1,11 +1,11 @@
-"""Certificates against what updates truly gained (fig:tr-cert): rank correlation and violation rate.
+"""Certificates against the true gains of updates (fig:tr-cert): rank correlation and violation rate.
 
-An update's gain is exact where the task has a closed form, else measured by the next batch of the same problems, with
-its interval. A certificate is violated when the gain, interval and all, lies below it.
+An update's gain is exact if the task has a closed form, otherwise measured on the next batch of the same problems, with
+an interval. A certificate is violated if the whole interval of the gain lies below it.
 
-A certificate bounds the gain of a step from the team that wrote its batch. Where an earlier update has changed the team
-since (a plan that reuses rollouts, or updates all agents together), it says nothing about the step that was made: none
-is issued, and those of older logs are neither judged nor counted.
+A certificate bounds the gain of a step from the team that wrote its batch. If an earlier update has changed the team
+since (a plan that reuses rollouts, or updates all agents together), it does not apply to the step that was made: no
+certificate is issued then, and those in older logs are neither judged nor counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class Gain:
-    """What one update gained, in units of reward; an exact gain has an interval of no width."""
+    """The gain of one update, in units of reward; the interval of an exact gain has width 0."""
 
     estimate: float
     lower: float
@@ -32,7 +32,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Tracking:
-    """One kind of certificate over the updates of which both it and the gain are known."""
+    """One kind of certificate over the updates for which both the certificate and the gain are known."""
 
     kind: str
     updates: tuple[int, ...]
@@ -42,7 +42,7 @@ class Tracking:
     violations: int
     positive: int
     not_applicable: int
-    """Accepted steps from batches that were stale when they were made; older logs hold certificates for them."""
+    """Accepted steps from stale batches; older logs have certificates for them."""
 
     @property
     def violation_rate(self) -> float | None:
@@ -50,7 +50,7 @@ class Tracking:
 
 
 def gains(updates: Sequence[Record]) -> dict[int, Gain]:
-    """The gain of each update, by its number; exact ones take precedence."""
+    """The gain of each update, by its number; exact gains take precedence."""
     found: dict[int, Gain] = {}
     for record in updates:
         measured = mapping(record, "measured_before")
@@ -68,10 +68,10 @@ def gains(updates: Sequence[Record]) -> dict[int, Gain]:
 
 
 def stale_updates(updates: Sequence[Record]) -> frozenset[int]:
-    """The updates that learnt from a batch written by another team than the one they changed, by the log alone.
+    """The updates trained on a batch of another team than the one they updated, from the log alone.
 
-    Nothing was sampled since the update before, and one of the updates since the last sampling changed an agent; or the
-    batch was made of an older team's by redrawing a part of it.
+    Either nothing was sampled since the previous update and an update since the last sampling changed an agent, or the
+    batch was partly redrawn from an older team's.
     """
     stale, changed, before = set(), False, None
     for update in updates:
@@ -120,7 +120,7 @@ def _tracking(
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Spearman's: the correlation of ranks, ties sharing their mean rank. None below three pairs or without spread."""
+    """Spearman's rank correlation, ties sharing their mean rank. None with fewer than three pairs or without spread."""
     a, b = _ranks(np.asarray(first, dtype=np.float64)), _ranks(np.asarray(second, dtype=np.float64))
     if len(a) != len(b):
         raise ValueError(f"rank_correlation pairs values, got {len(a)} and {len(b)}")

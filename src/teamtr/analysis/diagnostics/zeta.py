@@ -1,4 +1,4 @@
-"""Zeta proxies of a run (tab:zeta-proxy): how large the estimation term is beside the other terms of the bound."""
+"""Zeta proxies of a run (tab:zeta-proxy): the size of the estimation term relative to other terms of the bound."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Spread:
 @dataclass(frozen=True)
 class ZetaProxy:
     """The rows of the paper's table, in units of the normalized advantage: each part per update, their sum (``proxy``)
-    per update and per stage, and the part of a stage's sum in what the paper's certificates of that stage subtract
-    (None where none was logged)."""
+    per update and per stage, and the share of the estimation term in the total penalty of a stage's certificates (the
+    paper's; None if none was logged)."""
 
     updates: int
     zeta_norm: Spread
@@ -35,7 +35,7 @@ class ZetaProxy:
 
 
 def zeta_proxy(updates: Sequence[Record]) -> ZetaProxy | None:
-    """Over the updates that were kept; None when there is none."""
+    """The proxies over all kept updates; None if there are none."""
     kept = [update for update in updates if accepted(update)]
     if not kept:
         return None
@@ -60,7 +60,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _penalty_share(updates: Sequence[Record]) -> float | None:
-    """The estimation term's part of all that the paper's certificates of these updates subtract."""
+    """The share of the estimation term in the total penalty of the paper's certificates of these updates."""
     estimation = occupancy = 0.0
     for update in updates:
         for certificate in mappings(update, "certificates"):

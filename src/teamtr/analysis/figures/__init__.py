@@ -1,6 +1,6 @@
-"""Our version of the paper's figures, from run folders alone: what is plotted is a value first, then drawn and written.
+"""Our versions of the paper's figures, from run folders alone, computed as plain values before they are drawn.
 
-A figure is a function of runs that returns a ``Drawing``, or raises ``Lacking`` with what to set in the team file.
+A figure is a function of runs that returns a ``Drawing``, or raises ``Lacking`` with the setting to change.
 """
 
 from teamtr.analysis.figures.catalogue import FIGURES, Figure

@@ -1,4 +1,4 @@
-"""Every figure by name, with the labels of the paper it answers to and what it needs. docs/figures.md lists them."""
+"""The catalogue of figures by name, with the paper's labels and the required data. docs/figures.md lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teamtr.analysis.figures.runs import Run
 
 @dataclass(frozen=True)
 class Figure:
-    """``paper`` names labels of the paper's source; ``needs`` says what the log must hold."""
+    """``paper`` holds labels of the paper's source; ``needs`` describes what the log must contain."""
 
     name: str
     title: str
@@ -88,4 +88,4 @@ NOT_FROM_LOGS = {
     "tab:main-results": "benchmark results: `teamtr reproduce main-results`; of your own runs `teamtr eval`",
     "tab:app-exp-overview": "a list of experiments",
 }
-"""What the paper shows and no figure here does, and why."""
+"""Figures and tables of the paper without a counterpart here, and why."""

@@ -1,4 +1,4 @@
-"""What runs cost (tab:compute-lite): tokens beside naive sequential training, and seconds by phase."""
+"""Figures of the cost of runs (tab:compute-lite): tokens against naive sequential training, and seconds by phase."""
 
 from __future__ import annotations
 

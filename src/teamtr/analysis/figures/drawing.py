@@ -1,4 +1,4 @@
-"""A figure as plain values: whatever is drawn can be read, written as a table and tested without drawing it."""
+"""Figures as plain values, which can be read, written as a table and tested without drawing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Kind = Literal["line", "points", "bars", "stairs", "dashed"]
 
 
 class Lacking(Exception):
-    """The runs do not hold what this figure shows. ``remedy`` says what to set or to run."""
+    """The runs lack the data of this figure. ``remedy`` says what to set or to run."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}; {remedy}")
@@ -19,8 +19,8 @@ class Lacking(Exception):
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y), with an interval of y where ``low`` and ``high`` are given. ``like``: the place in its panel of
-    the series whose color it has; its own unless told."""
+    """Points (x, y), with an interval of y if ``low`` and ``high`` are given. ``like``: the index in the panel of the
+    series whose color it uses; None: its own."""
 
     label: str
     x: tuple[float, ...]
@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes, units in the labels. ``levels`` are lines across, by name; ``names`` stand at x = 0, 1, ..."""
+    """One pair of axes, units in the labels. ``levels`` are named horizontal lines; ``names`` label x = 0, 1, ..."""
 
     title: str
     x_label: str
@@ -58,8 +58,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Panels side by side, at most so many ``across`` (0: all). ``good`` says what a good figure looks like; ``notes``
-    what is not in it."""
+    """Panels side by side, at most ``across`` in a row (0: all). ``good`` describes a good result; ``notes`` list what
+    is missing."""
 
     panels: tuple[Panel, ...]
     caption: str

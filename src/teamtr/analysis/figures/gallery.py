@@ -1,4 +1,4 @@
-"""All figures of some runs into one folder: drawings, their numbers as CSV, and a page that says what they show."""
+"""Writes all figures of some runs into one folder: drawings, their numbers as CSV, and a page that explains them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ td + td {{ white-space: nowrap }} pre {{ overflow-x: auto }}</style></head>
 
 @dataclass(frozen=True)
 class Gallery:
-    """What was drawn, and what could not be."""
+    """The figures that were drawn, and those that could not be."""
 
     drawn: tuple[tuple[Figure, Drawing], ...]
     lacking: tuple[tuple[Figure, Lacking], ...]
 
 
 def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = (), also: Sequence[Form] = ()) -> Gallery:
-    """Draw these figures (all, when none is named) into ``folder``, with ``index.html`` and ``index.md``: as SVG, and
-    ``also`` in other forms."""
+    """Draw the figures in ``only`` (empty: all) into ``folder`` as SVG and in the formats of ``also``, with
+    ``index.html`` and ``index.md``."""
     known = {figure.name: figure for figure in FIGURES}
     unknown = [name for name in only if name not in known]
     if unknown:
@@ -57,7 +57,7 @@ def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = (), also: Sequ
             continue
         except ImportError:  # matplotlib: no figure can be drawn
             raise
-        except Exception as error:  # one log that nobody foresaw must not cost the other figures
+        except Exception as error:  # an unexpected log must not prevent the other figures
             lacking.append((figure, _unforeseen(error)))
             continue
         for form, file in files.items():

@@ -1,4 +1,4 @@
-"""Figures of how well teams do: over training, by what the agents state, by order, by size, round a swap."""
+"""Figures of success: over training, with coordination, by update order, by team size, and around a swap."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from teamtr.theory.power_law import PowerLaw, fit_power_law
 SUCCESS = "held-out success (%)"
 EVALUATE = "set eval.every to a number of stages, such as 5"
 DRAWS = 1000
-"""Of the runs of each size, for the interval of an exponent."""
+"""Bootstrap draws of the runs of each size, for the interval of an exponent."""
 
 
 def learning_curves(runs: Sequence[Run]) -> Drawing:
-    """fig:training-curves: held-out success against what was sampled for it, and against stages."""
+    """fig:training-curves: held-out success against sampled tokens, and against stages."""
     evaluated = [run for run in runs if run.data["evals"]]
     need(evaluated, "no evaluation is in the log", EVALUATE)
     groups = seeds_together(evaluated)
@@ -68,7 +68,7 @@ def _percents(rows: Sequence[dict[str, Any]], key: str) -> tuple[float, ...]:
 
 
 def coordination(runs: Sequence[Run]) -> Drawing:
-    """tab:ablation, Coord. and Stab.: consensus on the right answer, and how steadily the return grows."""
+    """tab:ablation, Coord. and Stab.: consensus on the right answer, and stability of improvements."""
     found = [run for run in runs if run.data["coordination"]]
     steady = [run for run in runs if run.data["stability"]["improvements"]]
     need(found or steady, "no evaluations are in the log", EVALUATE)
@@ -130,7 +130,7 @@ def order(runs: Sequence[Run]) -> Drawing:
 
 
 def scaling(runs: Sequence[Run]) -> Drawing:
-    """tab:scaling: what grows with the number of agents."""
+    """tab:scaling: growth with the number of agents."""
     same, left_out = alike(runs, "team")
     sizes = sorted({run.size for run in same})
     remedy = "give runs of one task and plan with teams of at least two sizes"
@@ -171,7 +171,7 @@ def _last_gap(run: Run) -> float | None:
 
 
 def _exponent(sizes: Sequence[int], values: dict[int, list[float]]) -> str:
-    """For the title. Sizes need not have equally many runs, so that the lab's fit, which needs that, gets the means."""
+    """The fitted exponent, for the title. The fit gets means, since it needs equally many repetitions of each size."""
     if len(sizes) < 3 or any(v <= 0 for n in sizes for v in values[n]):
         return ""
     rng = generator(0, "figures", "scaling")
@@ -186,7 +186,7 @@ def _exponent(sizes: Sequence[int], values: dict[int, list[float]]) -> str:
 
 
 def swap(runs: Sequence[Run]) -> Drawing:
-    """fig:plugin-upgrade and tab:pnp-ablation: success round the replacement of an agent."""
+    """fig:plugin-upgrade and tab:pnp-ablation: success before and after the replacement of an agent."""
     swapped = [run for run in runs if run.data["swaps"]]
     need(swapped, "no agent was replaced in these runs", "teamtr swap RUN --agent NAME --with MODEL, then train on")
     curves: list[Series] = []

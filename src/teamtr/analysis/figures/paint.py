@@ -1,4 +1,4 @@
-"""A drawing as SVG, PDF or PNG, and its numbers as CSV. matplotlib is imported when something is painted."""
+"""Renders a drawing as SVG, PDF or PNG, and its numbers as CSV. matplotlib is imported only when rendering."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ WIDTH, HEIGHT = 5.2, 3.9
 MOST_IN_A_LEGEND = 12
 SLANTED, STEEP, MOST_SLANTED = 20, 55, 10
 BELOW = {0: 0.4, SLANTED: 0.7, STEEP: 1.1}
-"""Inches between axes and legend, by how far names are turned."""
-# Text stays text, so that a figure can be searched and edited; labels are names of folders, never formulas.
+"""Inches between axes and legend, by rotation of the names in degrees."""
+# Text stays text, so that a figure can be searched and edited; labels are folder names, never formulas.
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "teamtr",
-    "pdf.fonttype": 42,  # letters that can be searched and copied
+    "pdf.fonttype": 42,  # text that can be searched and copied
     "text.parse_math": False,
     "font.size": 8,
 }
 Form = Literal["svg", "pdf", "png"]
 FORMS: tuple[Form, ...] = get_args(Form)
 DOTS_PER_INCH = 200
-"""Of a PNG."""
+"""Resolution of a PNG."""
 _METADATA: dict[Form, dict[str, Any]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None, "Creator": "teamtr", "Producer": None},
     "png": {"Software": None},
 }
-"""What would differ from day to day, or from one version of matplotlib to the next, is left out."""
+"""Metadata without dates and matplotlib versions, for reproducible files."""
 
 
 def csv_text(drawing: Drawing) -> str:
-    """One line for each plotted number. A level across a panel has no x."""
+    """One line for each plotted number. Horizontal levels have no x."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("panel", "series", "x", "y", "low", "high"))
@@ -52,13 +52,13 @@ def csv_text(drawing: Drawing) -> str:
 
 
 def _cell(text: str) -> str:
-    """On one line; a quote before what a spreadsheet would take for a formula."""
+    """The text on one line, with a quote before anything that a spreadsheet would evaluate as a formula."""
     line = _line(text)
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
 
 
 def _line(text: str) -> str:
-    """What a folder, a log or a model is called, on one line and with nothing in it that SVG cannot hold."""
+    """A name of a folder, log or model on one line, without characters that SVG cannot contain."""
     return visible(" ".join(text.split()))
 
 
@@ -68,7 +68,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def painted(title: str, drawing: Drawing, form: Form = "svg") -> bytes:
-    """The same bytes for the same numbers: no date, no random identifiers."""
+    """The rendered file. Equal numbers give equal bytes: no date, no random identifiers."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -141,14 +141,14 @@ def _paint(axes: Any, panel: Panel) -> None:
 
 
 def _slant(names: Sequence[str]) -> int:
-    """Degrees by which names below an axis are turned, so that they do not run into each other."""
+    """Rotation in degrees of the names below an axis, so that they do not overlap."""
     if not any(len(name) > 6 for name in names):
         return 0
     return STEEP if len(names) > MOST_SLANTED else SLANTED
 
 
 def _legend(axes: Any, keys: Sequence[tuple[str, Any]], below: float) -> None:
-    """So many inches below the axes, whatever the layout makes of their height."""
+    """Places the legend ``below`` inches below the axes, independent of their height."""
     from matplotlib.transforms import ScaledTranslation
 
     at = axes.transAxes + ScaledTranslation(0, -below, axes.figure.dpi_scale_trans)
@@ -160,7 +160,7 @@ def _legend(axes: Any, keys: Sequence[tuple[str, Any]], below: float) -> None:
     places = [str(k) for k in range(len(labels))]
     legend = axes.legend(handles, places, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=at)
     for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_text(label)  # afterwards: a label that begins with an underscore would be left out
+        text.set_text(label)  # set afterwards, because a label that begins with an underscore would be left out
 
 
 def _whole(values: Sequence[float]) -> bool:
@@ -168,7 +168,7 @@ def _whole(values: Sequence[float]) -> bool:
 
 
 def _curve(axes: Any, series: Series, colour: str) -> Any:
-    """Draw it; what it returns stands for it in the legend."""
+    """Draws the series and returns its legend handle."""
     x, y = np.array(series.x), np.array(series.y)
     low, high = series.low, series.high
     if series.kind == "dashed":

@@ -1,4 +1,4 @@
-"""Figures of the trust region and of certificates: KL per update, bound against gain, sampled KL, zeta, tokens."""
+"""Figures of the trust region and certificates: KL per update, bound against gain, sampled KL, zeta, token shifts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBE = "set diagnostics.every to a number of stages, such as 5"
 
 
 def region(runs: Sequence[Run]) -> Drawing:
-    """fig:tr-cert (a): the KL of every kept update, in radii, and how many lie outside."""
+    """fig:tr-cert (a): the KL of every kept update in radii, and the share outside."""
     series, ordered, notes = [], [], []
     for run in runs:
         rows = [row for row in run.kept if row["kl_upper"] is not None and row["radius"]]
@@ -46,7 +46,7 @@ def region(runs: Sequence[Run]) -> Drawing:
 
 
 def certificate(runs: Sequence[Run]) -> Drawing:
-    """fig:tr-cert (b) and (c): cumulative certificate and gain, and one against the other."""
+    """fig:tr-cert (b) and (c): cumulative certificates and gains, and one against the other."""
     cumulative = [series for run in runs for series in _cumulative(run)]
     scatter: dict[str, list[Series]] = {}
     notes = []
@@ -95,7 +95,7 @@ def certificate(runs: Sequence[Run]) -> Drawing:
 
 
 def _measured_stages(run: Run) -> list[tuple[float, float, float]]:
-    """(stages done, measured, certified) of every stage of which both are known."""
+    """(stages done, measured, certified) of every stage for which both are known."""
     return [
         (float(ours + 1), measured, certified)
         for stage in of_kind(run.reading.records, "stage")
@@ -226,7 +226,7 @@ def _three(spread: dict[str, float] | None) -> str:
 
 
 def token_shift(runs: Sequence[Run]) -> Drawing:
-    """fig:logit-vocab: by rank before the update, what an update inside the region and one outside did to tokens."""
+    """fig:logit-vocab: the effect on tokens, by rank, of an update inside the trust region and of one outside."""
     inside, outside = None, None
     for run in runs:
         rows = {row["update"]: row for row in run.updates}

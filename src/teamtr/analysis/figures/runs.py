@@ -1,4 +1,4 @@
-"""The runs that figures are made of, each with the summary that its report shows."""
+"""The runs that figures are drawn from, each with the summary of its report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from teamtr.reports import was_kept
 
 @dataclass(frozen=True)
 class Run:
-    """``data`` is the report's summary, so that a figure never says anything else than the report."""
+    """``data`` is the report's summary, so that figures and report always agree."""
 
     label: str
     reading: Reading
@@ -25,7 +25,7 @@ class Run:
 
     @property
     def updates(self) -> list[dict[str, Any]]:
-        """Rows of updates in order."""
+        """The numbered rows of updates, in order."""
         return [row for row in self.data["updates"] if row["update"] is not None]
 
     @property
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Agents of the team."""
+        """The number of agents."""
         return len(self.data["run"]["agents"])
 
 
@@ -48,7 +48,7 @@ def read_runs(folders: Sequence[Path | str]) -> list[Run]:
 
 
 def seeds_together(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but seed, name and trackers, under the first one's label."""
+    """Groups runs that differ only in seed, name and trackers, under the first one's label."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         settings = run.reading.team_file
@@ -65,8 +65,8 @@ def seeds_together(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def alike(runs: Sequence[Run], but: str) -> tuple[list[Run], tuple[str, ...]]:
-    """The runs that differ from the first in nothing but this ("order" of updates, or the "team") and the seed, so that
-    what differs between them has one cause; and a note about each of the others."""
+    """The runs that differ from the first only in ``but`` ("order" of updates, or the "team") and the seed, so that
+    differences have a single cause; and a note on each run left out."""
     keys = [_key(run, but) for run in runs]
     notes = tuple(
         f"{run.label} is left out: it differs from {runs[0].label} in more than the {but}"

@@ -1,4 +1,4 @@
-"""Figures of staleness: the gap of surrogates, the weights that would bridge it, and how far contexts moved."""
+"""Figures of staleness: the gap of surrogates, trajectory weights, and the drift of contexts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from teamtr.analysis.figures.runs import Run, need
 from teamtr.analysis.report import build_report
 
 BATCHES = 12
-"""Of a run, read for the drift of its contexts."""
+"""Maximum batches of a run that are read for the drift of contexts."""
 
 
 def stale_gap(runs: Sequence[Run]) -> Drawing:
-    """fig:occ-gap and Delta_stale: the surrogate on fresh rollouts less that on rollouts of the stage's first team."""
+    """fig:occ-gap and Delta_stale: the surrogate on fresh rollouts minus that on rollouts of the stage's first team."""
     steps, sums = [], []
     for run in runs:
         gaps: dict[int, list[tuple[float, dict[str, float]]]] = {}
@@ -47,7 +47,7 @@ def _with_interval(label: str, points: Sequence[tuple[float, dict[str, float]]])
 
 
 def weights(runs: Sequence[Run]) -> Drawing:
-    """tab:is-degeneracy: what it would cost to carry the stage's first rollouts on by importance weights."""
+    """tab:is-degeneracy: the importance weights needed to reuse the stage's first rollouts for its later updates."""
     share, tail = [], []
     for run in runs:
         by_step: dict[int, list[dict[str, Any]]] = {}
@@ -74,7 +74,7 @@ def weights(runs: Sequence[Run]) -> Drawing:
 
 
 def drift(runs: Sequence[Run]) -> Drawing:
-    """D_occ of tab:scaling: by importance weights, and by contexts that repeat, beside what chance alone gives."""
+    """D_occ of tab:scaling: from importance weights, and from contexts that repeat, above the chance level."""
     bounded, seen, notes = [], [], []
     for run in runs:
         by_step: dict[int, list[tuple[float, float, float | None]]] = {}
@@ -118,7 +118,7 @@ def drift(runs: Sequence[Run]) -> Drawing:
 
 
 def _with_errors(label: str, rows: Sequence[tuple[float, float, float | None]]) -> Series:
-    """Points with two standard errors to either side; without bars unless all errors are known."""
+    """Points with error bars of two standard errors; without bars unless all errors are known."""
     x, y = tuple(x for x, _, _ in rows), tuple(y for _, y, _ in rows)
     errors = [error for _, _, error in rows if error is not None]
     if len(errors) < len(rows):

@@ -1,6 +1,6 @@
-"""What training did, for a person: the static report, the live page, the comparison of runs.
+"""Reports on training runs: the static report, the live page, and the comparison of runs.
 
-Reads run folders (the log, the newest commit, stored episodes) and nothing else: no engine, no weights, no lock.
+They read only run folders (the log, the newest commit, stored episodes), without engine, weights or locks.
 """
 
 from teamtr.analysis.report.compare import compare_runs

@@ -1,8 +1,8 @@
-"""Comparing runs on an axis of sampled tokens; the first is what the others are compared with.
+"""Compares runs by sampled tokens; the first run is the reference.
 
 The difference in final success is paired by held-out problem, because problems differ in difficulty far more than teams
-do. It is of the problems that the last evaluations of both runs asked, and says how many these are. Where they share
-none, there is no difference to give: a note says why.
+do. It uses the problems common to the last evaluations of both runs, and states their number. If there are too few, a
+note explains why no difference is given.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from teamtr.reports import was_kept
 from teamtr.text import counted, visible
 
 LEAST_PAIRS = 2
-"""One problem alone has nothing to resample."""
+"""Minimum number of common problems: with one there is nothing to resample."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Final success of run number ``run`` minus that of the first, as shares, with its 95 % interval: of ``pairs``
-    problems that both were asked, of which ``solved`` were by the first and by the other. ``basis`` says so."""
+    """Final success of run number ``run`` minus that of the first, as shares, with its 95 % interval, over ``pairs``
+    common problems. ``solved`` are the shares solved by the first and the other run; ``basis`` states this in words."""
 
     run: int
     estimate: float
@@ -45,14 +45,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Unpaired:
-    """Why run number ``run`` and the first have no difference."""
+    """The reason why no difference between run number ``run`` and the first is given."""
 
     run: int
     why: str
 
 
 def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
-    """Everything that a comparison shows, as plain values."""
+    """The data of a comparison, as plain values."""
     if len(paths) < 2:
         raise UserError("compare needs at least two run folders: teamtr compare RUN RUN ...")
     readings = [read_run(path) for path in paths]
@@ -85,8 +85,8 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
 
 
 def tasks_differ(first: Reading, other: Reading) -> bool:
-    """Whether success means something else in the two: the tasks have other names, or read other data and have no
-    problems in common (a file may have moved). A team file that cannot be read differs from none."""
+    """Whether success is not comparable: the tasks have different names, or read different data and have no problems in
+    common (a file may have been moved). False if a team file cannot be read."""
     if first.team_file is None or other.team_file is None:
         return False
     if _task_name(first) != _task_name(other):
@@ -97,7 +97,7 @@ def tasks_differ(first: Reading, other: Reading) -> bool:
 
 
 def _task_name(reading: Reading) -> str:
-    """The name; of a person's own class, without the folder that it lies in."""
+    """The task's name; for a user's own class without its folder."""
     name = "unknown" if reading.team_file is None else reading.team_file.task.name
     return name.rpartition("/")[2] if name.startswith("python:") else name
 
@@ -111,7 +111,7 @@ def _task_in_words(reading: Reading) -> str:
 
 
 def difference(first: Reading, other: Reading, run: int) -> Difference | Unpaired:
-    """Of the final success, over the problems that the last evaluations of both asked."""
+    """The difference in final success, over the problems common to the last evaluations of both runs."""
     for which, reading in (("the first", first), ("the other", other)):
         if not reading.evals:
             return Unpaired(run, f"{which} was never evaluated; see eval.every")
@@ -135,7 +135,7 @@ def difference(first: Reading, other: Reading, run: int) -> Difference | Unpaire
 
 
 def success_by_problem(record: Record) -> dict[str, float]:
-    """Of an evaluation; empty where it does not say, or not of every problem."""
+    """The success of an evaluation by problem; empty if the record does not have it for every problem."""
     names, values = record.get("problem_ids"), record.get("success_P")
     if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
         return {}
@@ -144,7 +144,7 @@ def success_by_problem(record: Record) -> dict[str, float]:
 
 
 def settings_that_differ(readings: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Each setting that is not the same in all runs, with its value in each (None: not there, or file not read)."""
+    """Each setting that differs between runs, with its value in each (None: missing, or the file was not read)."""
     flat = [_flatten({} if r.team_file is None else r.team_file.model_dump()) for r in readings]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     rows = [{"key": key, "values": [settings.get(key) for settings in flat]} for key in keys]
@@ -162,7 +162,7 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
 
 
 def labels(readings: Sequence[Reading]) -> list[str]:
-    """Folder names, made safe to look at; numbered where two are the same."""
+    """Folder names, safe to display; numbered if several are equal."""
     names = [visible(reading.folder.resolve().name) for reading in readings]
     return [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
 

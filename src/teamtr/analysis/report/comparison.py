@@ -1,4 +1,4 @@
-"""What a comparison of runs shows: on the page, in Markdown and in a terminal."""
+"""The contents of a comparison of runs: for the page, Markdown and the terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TOKENS = Axis("tokens sampled for training", low=0)
 
 
 class Lines(NamedTuple):
-    """A table of which every cell is text on one line, in which nothing hides; for Markdown still to be escaped."""
+    """A table with every cell as one line of text without hidden characters; not yet escaped for Markdown."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 def comparison_tables(comparison: Data) -> list[Lines]:
-    """What the runs came to, and the settings that differ, if any do."""
+    """The results of the runs, and the settings that differ, if any."""
     tables = [_differences(comparison), *([_settings(comparison)] if comparison["settings"] else [])]
     lines = [[[_on_one_line(str(cell)) for cell in row] for row in (t.header, *t.rows)] for t in tables]
     return [Lines(header, rows) for header, *rows in lines]

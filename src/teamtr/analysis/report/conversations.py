@@ -1,7 +1,7 @@
-"""Which stored conversations a report holds, and in what form.
+"""Selection and encoding of the stored conversations in a report.
 
-A run may store a hundred thousand episodes; a file that opens at once holds a few thousand. Whole stages are taken
-(the first, the last, evenly spaced ones between), and whole groups within a batch, so that siblings stay together.
+A run may store a hundred thousand episodes; a file that opens quickly can contain a few thousand. Whole stages are
+selected (the first, the last, and evenly spaced ones), and whole groups within a batch, so that siblings stay together.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from teamtr.rollout.shaping import trained_returns_PG
 from teamtr.types import Episode, Floats, Message, conversation
 
 Spell = Callable[[str, int], str | None]
-"""The text of an agent's token; None when its tokenizer is not stored."""
+"""The text of an agent's token; None if its tokenizer is not stored."""
 LONGEST_TEXT = 20_000
 LONGEST_TOKENS = 2_000
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most ``most`` of ``count`` positions, first and last among them, evenly spaced."""
+    """At most ``most`` evenly spaced positions of ``count``, including the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)}) if most > 1 else [count - 1]
 
 
 def choose_batches(batches: Sequence[BatchFile], most: int) -> list[BatchFile]:
-    """Whole stages, first and last among them, as many as fit; at least the first and the last stage."""
+    """Batches of as many whole stages as fit, evenly spaced; at least of the first and the last stage."""
     stages: dict[int, list[BatchFile]] = {}
     for batch in batches:
         stages.setdefault(batch.stage, []).append(batch)
@@ -46,9 +46,9 @@ def choose_batches(batches: Sequence[BatchFile], most: int) -> list[BatchFile]:
 def choose_groups(
     batch: RolloutBatch, most_episodes: int, keep: Sequence[str] = (), probed: Sequence[int] = ()
 ) -> list[int]:
-    """Positions of the groups to hold: problems named in ``keep`` first (to follow them across stages), then the
+    """Positions of the groups to include: first problems named in ``keep`` (to follow them across stages), then the
     extremes (most mixed, lowest and highest mean reward), then groups of ``probed`` episodes up to a quarter of the
-    room, then evenly spaced ones."""
+    total, then evenly spaced ones."""
     most = max(most_episodes // batch.group_size, 1)
     if len(batch.problems) <= most:
         return list(range(len(batch.problems)))
@@ -60,23 +60,23 @@ def choose_groups(
     followed = [p for p, problem in enumerate(batch.problems) if problem.id in wanted]
     room = max(most - len(extremes), 1)
     measured = list(dict.fromkeys(e // batch.group_size for e in probed))[: max(most // 4, 1)]
-    # Followed problems fill the room that is left to them: what was measured of this very batch comes before the last.
+    # Followed problems fill the remaining places: probed groups of this batch have priority over the last of them.
     followed = followed[: max(room - len(measured), 1)]
     chosen = dict.fromkeys([*followed, *extremes, *measured, *evenly(len(batch.problems), most)])
     return sorted(list(chosen)[:most])
 
 
 def mean_length(batch: RolloutBatch) -> float:
-    """Tokens that an episode takes in a page: those sampled, and what the environment and tools said at four characters
-    each."""
+    """Mean tokens per episode in a page: sampled tokens, plus messages of the environment and tools at four characters
+    per token."""
     sampled = sum(min(len(t.token_ids), LONGEST_TOKENS) for e in batch.episodes for t in e.turns)
     heard = sum(min(len(m.text), LONGEST_TEXT) for e in batch.episodes for m in _said_by_others(e))
     return (sampled + heard / 4) / max(len(batch.episodes), 1)
 
 
 def advantages_PG(batch: RolloutBatch, plan: Plan | None, limits: Mapping[str, int]) -> Floats | None:
-    """The advantages that training used; None when the plan is not known, or an agent that it may have punished, or
-    where an episode has another advantage for each agent. ``limits``: most tokens of a message, by agent."""
+    """The advantages that training used. None if the plan is not known, if it punishes long messages and an agent's
+    limit is not known, or if advantages differ between agents. ``limits``: maximum tokens of a message, by agent."""
     if plan is None or plan.credit not in ("team", "crossed") or any(episode.crossed for episode in batch.episodes):
         return None
     spoken = {turn.agent for episode in batch.episodes for turn in episode.turns}
@@ -96,7 +96,7 @@ def batch_payload(
     spell: Spell,
     kls: TokenKls | None = None,
 ) -> dict[str, Any]:
-    """These groups as plain values, for a page. ``kls``: of tokens that the update of this batch was probed on."""
+    """These groups as plain values, for a page. ``kls``: KLs of tokens from the probe of this batch's update."""
     known = kls or {}
     values_PG = advantages_PG(batch, plan, limits)
     size = batch.group_size
@@ -123,13 +123,13 @@ def batch_payload(
 
 
 def disagree(episode: Episode) -> bool:
-    """Whether the last words of the agents differ."""
+    """Whether the agents' last messages differ."""
     last = {turn.agent: " ".join(turn.text.split()) for turn in episode.turns}
     return len(set(last.values())) > 1
 
 
 def _said_by_others(episode: Episode) -> list[Message]:
-    """What the environment and tools said: nobody is trained on it."""
+    """The messages of the environment and of tools, which are not trained on."""
     replied = [message for reply in episode.replies for message in reply.messages]
     return replied + [message for turn in episode.turns for message in turn.results]
 
@@ -176,7 +176,7 @@ def _episode(episode: Episode, kls: Mapping[int, Sequence[float]]) -> dict[str, 
 
 
 def _pieces(episodes: Sequence[Mapping[str, Any]], spell: Spell) -> dict[str, dict[str, str]]:
-    """The texts of the tokens that occur, by agent."""
+    """The texts of the occurring tokens, by agent."""
     used: dict[str, set[int]] = {}
     for episode in episodes:
         for entry in episode["said"]:

@@ -1,6 +1,6 @@
-"""The report and the comparison as Markdown: what a terminal, a pull request or a notebook can show.
+"""Renders the report and the comparison as Markdown, for terminals, pull requests and notebooks.
 
-Every part of a section is written here, whatever the section; every text is escaped.
+Every kind of part is rendered here, for all sections; every text is escaped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from teamtr.text import counted, in_markdown, visible
 
 
 def report_text(data: Data) -> str:
-    """One run."""
+    """The report of one run."""
     run = data["run"]
     parts = [
         f"# {in_markdown(run['name'])}",
@@ -44,13 +44,13 @@ def report_text(data: Data) -> str:
 
 
 def comparison_text(comparison: Data) -> str:
-    """Several runs."""
+    """The comparison of several runs."""
     tables = [_table(Table(*lines)) for lines in comparison_tables(comparison)]
     return "\n\n".join([*tables, *(f"> {in_markdown(note)}" for note in comparison["notes"])]) + "\n"
 
 
 def _section(section: Shown) -> list[str]:
-    """Nothing of a section that only a script can draw."""
+    """The lines of a section; none if only its script draws it."""
     if not section.parts:
         return []
     lead = [in_markdown(section.lead)] if section.lead else []
@@ -92,7 +92,7 @@ def _caption(text: str) -> list[str]:
 
 
 def _summary(chart: Chart) -> Table:
-    """The series of a chart, each with its ends and extremes: those of the legend, or the first that has points."""
+    """A table of a chart's series with their ends and extremes: those with a label, or the first that has points."""
     drawn = [series for series in chart.series if len(series.y)]
     told = [series for series in drawn if series.label] or drawn[:1]
     rows = [(series.label or chart.y.label, num(len(series.y)), *_extremes(series, chart.y)) for series in told]

@@ -1,9 +1,9 @@
-"""The page: one HTML file that holds its data, its style and its script, and may ask nobody for anything.
+"""The report page: a self-contained HTML file with its data, style and script, which may not load anything else.
 
-Model text is hostile until proven otherwise. It enters the page only as JSON (or as compressed bytes) inside a script
-element that is never executed, with every character escaped that could end it; the script writes it with
-``textContent`` alone. The Content-Security-Policy allows the one script and the one style of ours, by their hash, and
-nothing from anywhere: a slip in the script would still load and run nothing.
+Model text is treated as hostile. It enters the page only as JSON (or as compressed bytes) inside a script element that
+is never executed, with every character escaped that could end it; the script writes it only through ``textContent``.
+The Content-Security-Policy allows only our one script and one style, by their hashes, and no external resources: even
+with an error in the script, nothing else can be loaded or run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from teamtr.analysis.report.static import Report
 from teamtr.text import visible
 
 _SCRIPTS = ("dom.js", "charts.js", "parts.js", "opening.js")
-"""Before the scripts of sections; ``main.js`` comes last and puts the page together."""
+"""Scripts before those of sections; ``main.js`` comes last and assembles the page."""
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -48,17 +48,17 @@ def compare_page(comparison: Mapping[str, Any]) -> str:
 
 
 def live_page() -> str:
-    """The page that asks its own server for runs."""
+    """The page that loads runs from its own server."""
     return _page("TeamTR", {"mode": "live"}, "", connect="'self'")
 
 
 def shown_plainly(data: Data) -> list[dict[str, Any]]:
-    """What the sections show of a report's data, as the page's script takes it."""
+    """The contents of all sections as plain values, for the page's script."""
     return [section.as_plain() for section in shown(data)]
 
 
 def embedded_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever the strings hold."""
+    """JSON that cannot end its script element, whatever its strings contain."""
     text = to_json(value)
     for character, escape in _UNSAFE.items():
         text = text.replace(character, escape)
@@ -66,7 +66,7 @@ def embedded_json(value: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON in ASCII. Almost nothing holds a number that JSON lacks, so only what does is walked through."""
+    """JSON in ASCII. Values are converted by ``plain`` only if they contain numbers that JSON lacks, which is rare."""
     try:
         return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -74,7 +74,7 @@ def to_json(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same value with numbers that JSON lacks written as text ("nan", "inf"): shown, never plotted."""
+    """The same value with numbers that JSON lacks as text ("nan", "inf"), which is shown but never plotted."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -85,7 +85,7 @@ def plain(value: Any) -> Any:
 
 
 def _blob(payload: Mapping[str, Any]) -> str:
-    """Compressed, so that it costs nothing until it is looked at; base64 holds no character that needs escaping."""
+    """The payload compressed, so that it costs little until it is viewed; base64 needs no escaping."""
     return base64.b64encode(gzip.compress(to_json(payload).encode(), compresslevel=6, mtime=0)).decode()
 
 

@@ -1,7 +1,7 @@
-"""What a section shows, as plain values: statements, sentences, tables and charts.
+"""The parts of a report section as plain values: facts, text, tables and charts.
 
 The page draws every kind of part with one function of ``assets/parts.js``, and ``markdown.py`` writes every kind as
-text; neither knows any section. Strings may come from models and files: both show them as text and nothing else.
+text; neither depends on sections. Strings may come from models and files, so both treat them only as text.
 
     Chart(
         "Success over sampled tokens",
@@ -23,11 +23,11 @@ from teamtr.analysis.report.words import finite
 
 Tone = Literal["", "good", "bad"]
 MOST_DOTS, MOST_CORNERS = 400, 800
-"""Points of one series, and corners of one line: what a plot can show, whatever the length of the run."""
+"""Maximum points of a series and vertices of a line, whatever the length of the run."""
 
 
 class Toned(NamedTuple):
-    """A short text that may be good or bad news."""
+    """A short text, optionally marked as good or bad."""
 
     text: str
     tone: Tone = ""
@@ -45,21 +45,21 @@ class Facts:
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences that explain what stands above them."""
+    """Sentences that explain the parts above them."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """Why there is nothing to show."""
+    """The reason why there is nothing to show."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Code:
-    """Lines as they are. With ``folded`` they stand under that name until they are asked for, and not in Markdown."""
+    """Preformatted lines. With ``folded`` they are collapsed under that name, and left out of Markdown."""
 
     text: str
     folded: str = ""
@@ -67,7 +67,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; of ``numeric`` tables all columns but the first are aligned to the right."""
+    """Cells are text; in ``numeric`` tables all columns except the first are right-aligned."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -78,7 +78,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Axis:
-    """``label`` holds the unit. Of ``percent`` axes values are shares. ``low`` and ``high`` fix its ends."""
+    """``label`` includes the unit. The values of ``percent`` axes are shares. ``low`` and ``high`` fix the ends."""
 
     label: str
     percent: bool = False
@@ -90,8 +90,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one color; a series with a label stands in the legend. ``low`` and ``high`` are intervals of y, drawn
-    as whiskers or as a band. ``tips`` are shown over the points."""
+    """Points of one color; a series with a label appears in the legend. ``low`` and ``high`` are intervals of y, drawn
+    as whiskers or as a band. ``tips`` are the tooltips of the points."""
 
     kind: Literal["dots", "crosses", "line", "band"]
     x: Sequence[float]
@@ -106,8 +106,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """One pair of axes. ``caption`` says what is good. ``levels`` are dashed lines across, with their labels.
-    ``nothing`` is said where no series has a point. ``table`` stands for the chart in Markdown, else a summary of its
+    """One pair of axes. ``caption`` describes a good result. ``levels`` are dashed horizontal lines with labels.
+    ``nothing`` is shown if no series has a point. ``table`` replaces the chart in Markdown; without it a summary of the
     series does."""
 
     title: str
@@ -129,7 +129,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Multiples:
-    """Small charts of one kind, side by side, with a caption and a table of them all."""
+    """Small charts of one kind, side by side, with a common caption and table."""
 
     charts: Sequence[Chart]
     caption: str
@@ -145,7 +145,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Group:
-    """Parts under a heading of their own; ``name`` is its first word, in the agent's color."""
+    """Parts under a heading of their own; ``name`` is the first word of the heading, in the agent's color."""
 
     name: str
     title: str
@@ -156,10 +156,10 @@ class Group:
 Part: TypeAlias = Facts | Text | Nothing | Code | Table | Chart | Multiples | Grid | Group
 
 
-# -- making series of rows --------------------------------------------------------------------------------------------
+# -- series from rows -------------------------------------------------------------------------------------------------
 
 Value: TypeAlias = str | Callable[[Any], Any]
-"""Of a row: the name of its field, or a function."""
+"""How to get a value from a row: the name of a field, or a function."""
 
 
 def dots(
@@ -176,8 +176,8 @@ def dots(
     size: float = 3.0,
     crosses: bool = False,
 ) -> Series:
-    """A mark for every row of which x and y are numbers. Of more than can be drawn every n-th is taken, the last one
-    and all of which ``keep`` holds."""
+    """A mark for every row whose x and y are numbers. If there are too many, every n-th is kept, plus the last one and
+    all rows for which ``keep`` is true."""
     points = _thin(_placed(rows, x, y), keep)
     return Series(
         kind="crosses" if crosses else "dots",
@@ -193,14 +193,14 @@ def dots(
 
 
 def line(rows: Iterable[Any], x: Value, y: Value, *, color: str = "", label: str = "") -> Series:
-    """Through every row of which x and y are numbers. Of a long line the lowest and the highest point of every stretch
-    are kept, so that no peak is lost."""
+    """A line through every row whose x and y are numbers. Of a long line, the lowest and the highest point of every
+    segment are kept, so that no peak is lost."""
     points = _stretches(_placed(rows, x, y))
     return Series("line", [at for at, _, _ in points], [value for _, value, _ in points], color=color, label=label)
 
 
 def band(rows: Iterable[Any], x: Value, low: Value, high: Value, *, color: str = "") -> Series:
-    """Between two ends, over every row that has both."""
+    """A band between two ends, over every row that has both."""
     ends = [(at, least, _number(high, row)) for at, least, row in _placed(rows, x, low)]
     points = _thin([(at, least, most) for at, least, most in ends if most is not None], None)
     lows = [least for _, least, _ in points]
@@ -208,7 +208,7 @@ def band(rows: Iterable[Any], x: Value, low: Value, high: Value, *, color: str =
 
 
 def agent_color(agents: Sequence[str], name: str) -> str:
-    """Eight colors, in the order of the team."""
+    """The agent's color: one of eight, in the order of the team."""
     return f"agent-{agents.index(name) % 8}" if name in agents else "agent-none"
 
 
@@ -255,7 +255,7 @@ def _stretches(points: _Placed) -> _Placed:
 
 
 def as_plain(part: Any) -> Any:
-    """Values that JSON holds; every part says its kind. The table that stands for a chart in Markdown is left out."""
+    """The part as JSON values with its kind. The table that replaces a chart in Markdown is left out."""
     if isinstance(part, Series):
         return vars(part)
     if isinstance(part, Axis | Part):

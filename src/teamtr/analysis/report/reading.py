@@ -1,6 +1,6 @@
-"""Reading a run folder without trusting it: whatever is torn, missing or newer is noted, and the rest is shown.
+"""Reads an untrusted run folder: torn, missing or newer data is noted, and the rest is shown.
 
-Nothing here takes the run's lock, verifies weights or writes, so that looking at a run never slows it.
+Nothing here takes the run's lock, verifies weights or writes, so viewing a run never slows it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _LARGEST_COMMIT = 64 << 20  # bytes of its team.json
 
 LAST_BYTES = 256
 LONGEST_LINE = 64 << 20
-"""Bytes of a record in a log."""
+"""Maximum bytes of a record in a log."""
 HELD_BYTES = 24 << 20
-"""Of updates and evaluations in a log: with all that a page makes of them, they take about seven times as much."""
+"""Maximum bytes of updates and evaluations kept from a log. With everything derived for a page they take about seven
+times as much memory."""
 
 
 @dataclass(frozen=True)
 class BatchFile:
-    """One stored batch: the conversations that the update at this step of this stage learnt from."""
+    """One stored batch: the conversations that the update at this step of this stage was trained on."""
 
     name: str
     stage: int
@@ -44,8 +45,8 @@ class BatchFile:
 
 
 class _Entry(NamedTuple):
-    """A record, the bytes of its line, and the number of its stage in the order of the log; None for a record that
-    is held whatever happens."""
+    """A record, the bytes of its line, and the index of its stage in the order of the log; None for a record that is
+    always kept."""
 
     record: dict[str, Any]
     size: int
@@ -53,16 +54,15 @@ class _Entry(NamedTuple):
 
 
 class LogTail:
-    """The records of a growing log, read from where the last look ended.
+    """The records of a growing log, read incrementally.
 
-    A resumed run cuts its log back by putting a new file in its place; then everything is read again, as whenever the
-    log is shorter than it was or does not hold what it held. A last line without its newline is still being written
-    (or was torn): it waits in ``torn_bytes``.
+    A resumed run truncates its log by replacing the file; then everything is read again, as it is whenever the log is
+    shorter than before or its content changed. A last line without a newline is still being written (or was torn):
+    ``torn_bytes`` counts its bytes, and it is read again later.
 
-    Of a large log not everything is held: where the lines of updates and evaluations come to more than ``HELD_BYTES``,
-    only those of every second stage are, then of every fourth, and so on; ``every`` says how many stages one stands
-    for. Beside them, the update before each such stage is held, and the newest update and evaluation. Records of other
-    kinds are all held.
+    A large log is thinned: if the lines of updates and evaluations exceed ``HELD_BYTES``, only those of every second
+    stage are kept, then of every fourth, and so on; ``every`` is that factor. The update before each kept stage, and
+    the newest update and evaluation, are kept as well. Records of other kinds are all kept.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class LogTail:
         self._begin_again(None)
 
     def poll(self) -> bool:
-        """Read what is new; says whether anything was."""
+        """Read new lines; returns whether there were any."""
         try:
             with open_own(self.path) as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -91,7 +91,7 @@ class LogTail:
                     if not end.endswith(b"\n"):
                         self.torn_bytes = size
                         break
-                    self._take(line)  # of one that is too long the beginning, which is no record
+                    self._take(line)  # of a line that is too long only the beginning, which is no record
                     self.offset += size
                     self._last = end[-LAST_BYTES:]
                 else:
@@ -104,7 +104,7 @@ class LogTail:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """What is held, oldest first."""
+        """The kept records, oldest first."""
         return [entry.record for entry in _thinned(self._entries, self.every)]
 
     def _begin_again(self, inode: int | None) -> None:
@@ -116,7 +116,7 @@ class LogTail:
         self._entries: list[_Entry] = []
         self._held_bytes = self._lines = 0
         self._room = HELD_BYTES
-        self._stage: tuple[int, object] = (-1, self)  # its number, and what the log calls it: nothing as yet
+        self._stage: tuple[int, object] = (-1, self)  # its index, and its value in the log: none yet
 
     def _take(self, line: bytes) -> None:
         self._lines += 1
@@ -148,7 +148,7 @@ class LogTail:
         while (before := self._held_bytes) > HELD_BYTES // 2:
             self.every *= 2
             self._hold(_thinned(self._entries, self.every))
-            if self._held_bytes == before:  # one endless stage: not to be gone through again at every line
+            if self._held_bytes == before:  # a single long stage: avoid thinning again at every line
                 break
         self._room = max(HELD_BYTES, 2 * self._held_bytes)
 
@@ -158,11 +158,11 @@ class LogTail:
 
 
 def _thinned(entries: list[_Entry], every: int) -> list[_Entry]:
-    """The entries of every so many stages, with the update before each, and the newest update and evaluation."""
+    """The entries of every ``every``-th stage, with the update before each, and the newest update and evaluation."""
     if every == 1:
         return entries
     kept: list[_Entry] = []
-    wanted = {"update", "eval"}  # kinds of which the next entry, coming from the end, is held
+    wanted = {"update", "eval"}  # kinds whose next entry, going backwards, is kept
     for entry in reversed(entries):
         kind = entry.record.get("kind")
         if entry.stage is not None and entry.stage % every == 0:
@@ -179,7 +179,8 @@ def _thinned(entries: list[_Entry], every: int) -> list[_Entry]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Stored batches that were read: whole, and as much of each as a page holds, by name. ``rule`` says which."""
+    """Stored batches that were read: ``batches`` are complete, ``held`` is the part of each in a page, by name.
+    ``rule`` describes the selection."""
 
     batches: Sequence[tuple[BatchFile, RolloutBatch]]
     held: Mapping[str, Mapping[str, Any]]
@@ -188,7 +189,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was found in a run folder. ``notes`` says, for a person, what is missing and what it hides."""
+    """The contents of a run folder. ``notes`` tell the user what is missing and what is therefore not shown."""
 
     folder: Path
     records: Sequence[Record]
@@ -200,9 +201,9 @@ class Reading:
     batches: Sequence[BatchFile]
     notes: Sequence[str] = field(default_factory=tuple)
     sample: Sample | None = None
-    """Of the stored batches; None on the live page, which reads one when it is looked at."""
+    """Sample of the stored batches; None on the live page, which reads a batch when it is viewed."""
     is_in_use: bool = False
-    """Whether a process seems to train this run now."""
+    """Whether a process appears to be training this run now."""
 
     @property
     def updates(self) -> list[Record]:
@@ -218,7 +219,7 @@ class Reading:
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Most tokens of a message, by agent."""
+        """Maximum tokens of a message, by agent."""
         agents = () if self.team_file is None else self.team_file.team.agents
         return {agent.name: agent.max_tokens for agent in agents}
 
@@ -228,7 +229,7 @@ class Reading:
 
 
 def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
-    """The run in this folder; a folder that is no run at all is a StoreError. ``tail`` goes on where it was."""
+    """Read the run in this folder; raises StoreError if it is not a run. ``tail`` continues from its last position."""
     folder = Path(path)
     if not folder.is_dir():
         raise NotARun(f"there is no run folder {folder}: check the path")
@@ -254,7 +255,7 @@ def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
 
 
 def list_batches(folder: Path) -> tuple[BatchFile, ...]:
-    """The stored batches in the order of time; none where the folder is a link, which may lead anywhere."""
+    """The stored batches in chronological order; none if the folder is a symbolic link, which may lead anywhere."""
     if folder.is_symlink():
         return ()
     try:
@@ -296,7 +297,7 @@ def _log_notes(tail: LogTail, records: Sequence[Record]) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str, path: Path) -> TeamFile:
-    """A live page reads the same file every few seconds, and parsing takes longer than all the rest."""
+    """Parses a team file, cached: a live page reads it every few seconds, and parsing is the slowest part."""
     return loads_stored(text, path.name, path.parent)
 
 
@@ -318,7 +319,7 @@ def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]
 
 
 def _read_commit(run: RunFolder, notes: list[str]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Progress and agents of the newest commit that can be read. Its weights are not verified: that takes long."""
+    """Progress and agents of the newest readable commit. Its weights are not verified, because that is slow."""
     folder = run.checkpoints.folder / "commits"
     try:
         numbers = sorted(entry.name for entry in os.scandir(folder) if _COMMIT.fullmatch(entry.name))
@@ -344,7 +345,7 @@ def _own_bytes(run: RunFolder, path: Path) -> bytes:
     if not run.holds(path):
         raise OSError(f"{path} leads out of the run folder")
     with open_own(path) as file:
-        return file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_COMMIT))  # a buffer of that size is taken
+        return file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_COMMIT))  # read() allocates that much
 
 
 def _tokenizer_file(run: RunFolder, agent: str, version: str) -> Path:

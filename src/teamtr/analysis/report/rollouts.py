@@ -1,4 +1,4 @@
-"""What the section on staleness says and draws of the choice before every update: new rollouts, old or redrawn ones."""
+"""The part of the staleness section on the choice before every update: new, reused or redrawn rollouts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def chosen_rollouts(run: Reading) -> dict[str, Any] | None:
-    """Every decision, and what they come to; None of a log that holds none."""
+    """Every decision, and their summary; None if the log has none."""
     found = decisions(run.updates)
     if not found:
         return None
@@ -67,7 +67,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def answer_by_shares(question: str, chosen: Data, probes: str) -> Answer:
-    """Of a plan that reuses rollouts: what they were still worth. ``probes`` is what those add, or nothing."""
+    """The answer for a plan that reuses rollouts: their effective share. ``probes`` is a sentence on probes, or ""."""
     later, worn, bias = chosen["shares"], chosen["worn"], chosen["bias"]
     used = sum(decision["worn"] and decision["action"] == "reuse" for decision in chosen["decisions"])
     how = "Reweighted" if chosen["reweighted"] else "As they are"
@@ -78,7 +78,7 @@ def answer_by_shares(question: str, chosen: Data, probes: str) -> Answer:
     )
     biased = bias is not None and bias["told"]
     told = f"Redrawing them is biased: redrawn less new reward {_interval(bias)}." if biased else ""
-    # As with intervals: a tenth is taken to mean something.
+    # As with intervals, more than a tenth is taken as significant.
     harmed = not chosen["reweighted"] and chosen["mean_share"] < UNHARMED
     headline = "hardly" if worn <= 0.1 * later and not harmed else "somewhat" if worn <= 0.5 * later else "yes"
     if harmed:
@@ -88,7 +88,7 @@ def answer_by_shares(question: str, chosen: Data, probes: str) -> Answer:
 
 
 def other_choice(chosen: Data | None) -> str:
-    """What sampling always, or only at the start of a stage, would have cost; nothing where it is what was done."""
+    """The cost of sampling before every update, or only at the start of a stage; "" for what the run itself did."""
     if chosen is None or chosen["tokens"] is None:
         return ""
     spent, always, never = (chosen["tokens"][key] for key in ("spent", "always", "never"))
@@ -110,7 +110,7 @@ def rollout_parts(chosen: Data, agents: Sequence[str]) -> list[Part]:
     charts += [_token_chart(chosen)] if chosen["tokens"] else []
     charts += [_bias_chart(chosen, agents)] if chosen["bias"] else []
     reasons = _reasons(chosen["decisions"], with_shares=bool(chosen["shares"]))
-    # It stands beside the last chart, or below them all.
+    # The table is placed beside the last chart if their number is odd, otherwise below them.
     return [_facts(chosen), *([Grid([*charts, reasons])] if len(charts) % 2 else [Grid(charts), reasons])]
 
 
@@ -170,7 +170,7 @@ def _by_agent(rows: Sequence[Data], agents: Sequence[str], y: Any, **ends: Any) 
 
 
 def _share_chart(chosen: Data, agents: Sequence[str]) -> Chart:
-    """Every decision: of the rollouts that were there a dot at their share, of new ones a dot at one."""
+    """A chart of every decision: existing rollouts at their effective share, new ones at one."""
     rows = chosen["decisions"]
     there = [row for row in rows if row["share"] is not None]
     sampled = [row for row in rows if row["action"] == "sample"]
@@ -281,7 +281,7 @@ def _ends(measured: Data) -> str:
 
 
 def _reasons(rows: Sequence[Data], *, with_shares: bool) -> Table:
-    """How often what was done, and why. Reasons that differ in their numbers alone are one, with these left out."""
+    """A table of decisions and reasons with their counts. Reasons that differ only in numbers are merged."""
     groups: dict[tuple[str, str], list[Data]] = {}
     for row in rows:
         groups.setdefault((row["action"], _NUMBER.sub("…", row["reason"])), []).append(row)

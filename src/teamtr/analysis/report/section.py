@@ -1,4 +1,4 @@
-"""A section of the report: what it computes, what it says and draws, and which question it answers, in one module.
+"""The sections of the report, one module each: what a section computes, shows, and which question it answers.
 
     register(
         Section(
@@ -11,8 +11,8 @@
         )
     )
 
-The modules in ``sections/`` are found by looking into that folder. Everything else follows: the data (JSON), the page,
-the live page and the Markdown ask the sections that are registered.
+All modules in ``sections/`` are imported automatically. The data (JSON), the page, the live page and the Markdown use
+the registered sections.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUILT_IN = "teamtr.analysis.report.sections"
 
 @dataclass(frozen=True)
 class Answer:
-    """A question of whoever trains a team, answered in a few words and a sentence or two."""
+    """A question that users have about a run, answered by a headline and a sentence or two."""
 
     question: str
     tone: Literal["good", "bad", "plain"]
@@ -54,10 +54,10 @@ def _no_parts(data: Data) -> Sequence[Part]:
 
 @dataclass(frozen=True)
 class Section:
-    """``compute`` reads a run, once. ``show`` and ``answer`` see the data of all sections, beside ``run``, ``notes``,
-    ``evals``, ``updates`` and ``batches``. A section of which nothing is shown is left out.
+    """``compute`` reads a run, once. ``show`` and ``answer`` get the data of all sections, and ``run``, ``notes``,
+    ``evals``, ``updates`` and ``batches``. A section that shows nothing is left out.
 
-    ``script`` names a file of ``assets/`` that draws what parts cannot: it sets ``OWN[key]``.
+    ``script`` names a file of ``assets/`` that draws what parts cannot; it sets ``OWN[key]``.
     """
 
     key: str
@@ -72,7 +72,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Shown:
-    """A section as the text and the page show it; ``own``: its script draws more than its parts."""
+    """The contents of a section for the text and the page; ``own``: its script draws more than its parts."""
 
     key: str
     title: str
@@ -90,7 +90,7 @@ _TAKEN = ("top", "headlines", "page", "data")
 
 
 def register(section: Section) -> None:
-    """Add a section to every report that is made from now on."""
+    """Add a section to all reports made from now on."""
     if not section.key.isidentifier() or section.key in _TAKEN:
         raise UserError(f"a section's key is a word of letters, and none of {', '.join(_TAKEN)}: not {section.key!r}")
     if section.key in _registered:
@@ -105,7 +105,7 @@ def sections() -> list[Section]:
 
 
 def computed(reading: Reading) -> dict[str, Any]:
-    """What the sections compute of a run, by name."""
+    """The data that all sections compute from a run, by name."""
     data: dict[str, Any] = {}
     for section in sections():
         found = section.compute(reading)
@@ -116,7 +116,7 @@ def computed(reading: Reading) -> dict[str, Any]:
 
 
 def shown(data: Data) -> list[Shown]:
-    """Every section of which there is something to show."""
+    """Every section that has something to show."""
     every = [(section, tuple(section.show(data))) for section in sections()]
     return [Shown(s.key, s.title, s.lead, parts, bool(s.script)) for s, parts in every if parts or s.script]
 

@@ -1,10 +1,10 @@
-"""The live page: a small read-only server on this machine, for whoever holds the link.
+"""The server of the live page: local, read-only, and accessible with a secret link.
 
-- Every path begins with a random token; anything else is answered 403 and told nothing.
-- A request must name the address that was bound in its Host header (``teamtr.web``).
-- Runs and batches are looked up in what a listing of the folders found. No path is ever made from a request.
-- It reads the log from where it stopped, takes no lock of the run's, writes nothing, and answers at low priority:
-  training goes on undisturbed. A run that takes long to read keeps nobody waiting who looks at another.
+- Every path begins with a random token; any other request is answered with 403 and no information.
+- The Host header of a request must name the bound address (``teamtr.web``).
+- Runs and batches are looked up in listings of the folders. No path is ever built from a request.
+- It reads logs incrementally, takes no run's lock, writes nothing, and runs at low priority, so that training is not
+  disturbed. Reading a large run does not delay requests for other runs.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from teamtr.web import WebServer, header, send_bytes
 
 MOST_EPISODES = 512
 REST = 50.0
-"""Times what a summary took until the next: at most two per cent of one processor."""
+"""The wait until the next summary, as a multiple of the time of the last: at most two percent of one processor."""
 AT_ONCE = 0.02
-"""Seconds of a summary that needs no rest: the page asks every two seconds."""
+"""Summaries that take fewer seconds than this need no wait: the page polls every two seconds."""
 THREADS = 8
-"""Runs that are read at the same time."""
+"""Number of runs that are read concurrently."""
 _NO_ROOM = to_json({"error": "there is not enough memory to answer now"}).encode()
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A summary, what it is a summary of, and until when it will do."""
+    """A cached summary, the stamp of the state that it summarizes, and the time until which it is reused."""
 
     stamp: str
     report: dict[str, Any]
@@ -56,7 +56,7 @@ class _Kept:
 
 
 class _Watched:
-    """One run that is looked at: its log as far as it was read, and the last summary. One look at a time."""
+    """One viewed run: its log as far as it was read, and the last summary. Locked against concurrent reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,8 +76,8 @@ class _Watched:
             return read_run(self.path, self._tail)
 
     def _read(self, kept: _Kept | None) -> _Kept:
-        """The run as it is now. The longer a summary took, the longer the next one waits: a big run costs no more of
-        the machine than a small one."""
+        """The summary of the run's current state. The longer a summary took, the longer the next one waits, so that a
+        large run does not use more of the machine than a small one."""
         started = time.thread_time()
         tail = self._tail
         tail.poll()
@@ -92,12 +92,12 @@ class _Watched:
 
 
 class Library:
-    """The runs that can be looked at. ``folders`` are runs, or folders of runs, which are listed anew each time."""
+    """The runs that can be viewed. ``folders`` are runs, or folders of runs, which are listed again each time."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(folder) for folder in folders]
         self._watched: dict[str, _Watched] = {}
-        self._lock = threading.Lock()  # of the dictionary alone
+        self._lock = threading.Lock()  # guards only the dictionary
 
     def runs(self) -> dict[str, Path]:
         """Every run by its key, newest log first."""
@@ -111,7 +111,7 @@ class Library:
         return [{"key": key, "name": path.absolute().name} for key, path in self.runs().items()]
 
     def summary(self, key: str, stamp: str) -> dict[str, Any] | None:
-        """The run's data, or only the news that nothing changed since ``stamp``; None when there is no such run."""
+        """The run's data, or only that nothing changed since ``stamp``; None if there is no such run."""
         watched = self._find(key)
         if watched is None:
             return None
@@ -121,7 +121,7 @@ class Library:
         return {"stamp": kept.stamp, "report": kept.report, "sections": kept.sections}
 
     def batch(self, key: str, name: str) -> dict[str, Any] | None:
-        """One stored batch; None when this run's listing has no such name."""
+        """One stored batch; None if this run's listing has no such name."""
         watched = self._find(key)
         if watched is None:
             return None
@@ -142,7 +142,7 @@ class Library:
 
 
 class LiveServer(WebServer):
-    """Serves a library until it is shut down. ``link`` is what a person opens."""
+    """Serves a library until it is shut down. ``link`` is the URL for the user to open."""
 
     def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False) -> None:
         shown = "conversations are shown to whoever holds the link"
@@ -169,7 +169,7 @@ class LiveServer(WebServer):
         compressed = b"gzip" in (header(scope, b"accept-encoding") or b"")
         try:
             looked = self.threads.submit(self._look, parts[2:], stamp, compressed)
-        except (RuntimeError, MemoryError):  # no thread can be had: say so, and the page asks again
+        except (RuntimeError, MemoryError):  # no thread is available: report it, and the page retries
             await send_bytes(send, 503, _NO_ROOM, "application/json")
             return
         found = await asyncio.wrap_future(looked)
@@ -177,7 +177,7 @@ class LiveServer(WebServer):
         await send_bytes(send, found.status, found.body, found.kind, more)
 
     def _look(self, parts: list[str], stamp: str, compressed: bool) -> _Found:
-        """What is asked for, in a thread of its own: reading a run takes time, and others look at other runs."""
+        """Handles a request in a worker thread, because reading a run takes time and must not block other requests."""
         try:
             found = self._route(parts, stamp)
         except (StoreError, TornRead) as error:
@@ -202,7 +202,7 @@ class LiveServer(WebServer):
 
 @dataclass(frozen=True)
 class _Found:
-    """An answer before it is sent."""
+    """A response before it is sent."""
 
     status: int
     body: bytes
@@ -210,7 +210,7 @@ class _Found:
     is_compressed: bool = False
 
     def compressed(self) -> _Found:
-        """Smaller, where it is worth it."""
+        """The response compressed, if it is long enough."""
         if len(self.body) <= 4096:
             return self
         return replace(self, body=gzip.compress(self.body, compresslevel=1), is_compressed=True)
@@ -225,8 +225,8 @@ def _or_none(value: dict[str, Any] | None) -> _Found:
 
 
 def _at_low_priority() -> None:
-    """Answer when nobody else needs the processor: on a busy machine training comes first."""
-    with suppress(OSError, AttributeError):  # where a thread has no priority of its own
+    """Lowers the thread's priority, so that training has precedence on a busy machine."""
+    with suppress(OSError, AttributeError):  # on systems without priorities of threads
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, max(10, os.getpriority(os.PRIO_PROCESS, own)))
 
@@ -236,7 +236,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The runs that lie directly in the folder. Links are not followed: they may lead anywhere."""
+    """The runs directly in the folder. Symbolic links are not followed, because their targets are not trusted."""
     if not folder.is_dir():
         return []
     below = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
@@ -244,7 +244,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _changed(folder: Path) -> int:
-    """A number that differs whenever files came or went: cheaper than a listing."""
+    """A number that changes whenever files are added or removed; cheaper than a listing."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:

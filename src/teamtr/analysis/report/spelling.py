@@ -1,4 +1,4 @@
-"""The texts of tokens, from the tokenizers that a run's checkpoint holds."""
+"""The texts of tokens, from the tokenizers in a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 def speller(reading: Reading) -> Spell:
-    """Spells one token; None for every token of an agent whose tokenizer cannot be read."""
+    """A function from agent and token to text; it returns None if the agent's tokenizer cannot be read."""
     tokenizers = {agent: _tokenizer(reading, agent, str(version)) for agent, version in reading.agents.items()}
 
     @cache

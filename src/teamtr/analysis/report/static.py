@@ -18,7 +18,7 @@ from teamtr.store import StoreError, TornRead, read_episodes
 MOST_BATCHES = 18
 MOST_EPISODES_OF_A_BATCH = 128
 MOST_TOKENS = 1_200_000
-"""Of all conversations in a file: at five to eight bytes each, it stays well under 15 MB."""
+"""Maximum tokens of all conversations in a file: at five to eight bytes each, it stays well under 15 MB."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ def build_report(
     most_batches: int = MOST_BATCHES,
     most_episodes: int = MOST_EPISODES_OF_A_BATCH,
 ) -> Report:
-    """Read a run folder and compute everything that its report shows."""
+    """Read a run folder and compute the contents of its report."""
     reading = run if isinstance(run, Reading) else read_run(run)
     sample, notes = _read_sample(reading, most_batches, most_episodes)
     return Report(summarise(replace(reading, notes=(*reading.notes, *notes), sample=sample)), sample.held)
 
 
 def _read_sample(reading: Reading, most_batches: int, most_episodes: int) -> tuple[Sample, list[str]]:
-    """And what is to be said of the batches that cannot be read."""
+    """The sample of stored batches, and notes on batches that cannot be read."""
     batches, notes = _read_batches(choose_batches(reading.batches, most_batches))
     rule = (
         f"whole stages (first, last and evenly spaced ones), up to {most_batches} batches; of a batch at most "
@@ -54,7 +54,7 @@ def _read_sample(reading: Reading, most_batches: int, most_episodes: int) -> tup
 
 
 def _read_batches(files: Sequence[BatchFile]) -> tuple[list[tuple[BatchFile, RolloutBatch]], list[str]]:
-    """Those that can be read, and what is to be said of the others."""
+    """The batches that can be read, and notes on the others."""
     batches, notes = [], []
     for file in files:
         try:

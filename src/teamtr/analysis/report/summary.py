@@ -1,4 +1,4 @@
-"""The data of a report: plain values computed once, which every form (HTML, Markdown, JSON, live page) shows."""
+"""The data of a report: plain values computed once, used by every format (HTML, Markdown, JSON, live page)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _COUNTS = [
 
 
 def summarise(reading: Reading) -> dict[str, Any]:
-    """What every section may read, what each computes, and the answers to their questions."""
+    """The shared data, the data computed by each section, and the answers to the sections' questions."""
     data: dict[str, Any] = {
         "format": FORMAT,
         "run": run_facts(reading),
@@ -106,7 +106,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
 
 
 def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
-    """Of this run, in order: evaluations before a swap are another run's."""
+    """The evaluations of this run, in order; those before a swap belong to another run."""
     found: list[HeldOut] = []
     for record in records:
         if record.get("kind") == "swap":
@@ -118,14 +118,14 @@ def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
 
 
 def _stopped_early(reading: Reading, held_out: Sequence[HeldOut]) -> bool:
-    """Whether ``eval.patience`` ended it: nothing was learned after the evaluation that it lost patience with."""
+    """Whether ``eval.patience`` ended the run: no update followed the evaluation that exhausted it."""
     patience = None if reading.team_file is None else reading.team_file.eval.patience
     updates = updates_before(reading.updates[-1]) if reading.updates else 0
     return out_of_patience(held_out, patience) and held_out[-1].updates >= updates
 
 
 def _state(is_finished: bool, is_stopped: bool, is_in_use: bool) -> str:
-    """By the log, and where that is silent by whether somebody holds the folder."""
+    """The state of the run, from the log and, if that does not say, from whether a process uses the folder."""
     if is_finished:
         return "finished"
     if is_in_use:
@@ -134,7 +134,7 @@ def _state(is_finished: bool, is_stopped: bool, is_in_use: bool) -> str:
 
 
 def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Evaluations with the tokens that training had sampled by then."""
+    """Evaluations, with the tokens sampled for training up to each."""
     rows, tokens = [], 0
     for record in records:
         if record.get("kind") == "update":
@@ -185,7 +185,7 @@ def update_rows(updates: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _outside(update: Record) -> bool:
-    """Whether the upper bound is not within the radius; one that is not a finite number is not."""
+    """Whether the upper bound is outside the radius; a bound that is not finite is outside."""
     upper, radius = update.get("kl_upper"), number(update, "radius")
     if radius is None or not isinstance(upper, int | float):
         return False

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, in text and on the page."""
+"""Formats numbers for text and the page."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from teamtr.records import number
 
 NONE = "–"
-"""What stands where a number is not known."""
+"""Placeholder for an unknown number."""
 
 
 def finite(value: Any) -> bool:
-    """Whether this is a number that can be shown and drawn."""
+    """Whether this is a finite number, which can be shown and drawn."""
     return number({"x": value}, "x") is not None
 
 
 def num(value: Any, digits: int = 3) -> str:
-    """Three significant digits, thousands grouped, a power of ten where it is very small or large; what is no number
-    as it is. Half goes away from zero, as in the browser (Python's own goes to the even digit): the page says a number
-    one way."""
+    """The value with three significant digits, grouped thousands, and a power of ten if it is very small or large; a
+    value that is not a number unchanged. Halves round away from zero, as in the browser (Python rounds them to even),
+    so that a page shows a number in only one way."""
     if value is None:
         return NONE
     if not finite(value):
@@ -33,7 +33,7 @@ def num(value: Any, digits: int = 3) -> str:
 
 
 def signed(value: Any, digits: int = 3) -> str:
-    """The same with a plus before what is above zero."""
+    """The same with a plus sign for positive values."""
     return f"{'+' if value > 0 else ''}{num(value, digits)}" if finite(value) else NONE
 
 
@@ -42,12 +42,12 @@ def percent(share: Any, digits: int = 0) -> str:
 
 
 def points(share: float, digits: int = 0) -> str:
-    """In hundredths; half goes up."""
+    """The share in hundredths; halves round up."""
     return f"{100 * share + 1e-9:.{digits}f}"
 
 
 def clock(seconds: float | None) -> str:
-    """A length of time."""
+    """A duration in words."""
     if seconds is None:
         return "an unknown time"
     if seconds < 10 and not float(seconds).is_integer():

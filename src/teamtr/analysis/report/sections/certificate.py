@@ -1,4 +1,4 @@
-"""Certificate: what each update was promised to gain at least, against what it gained."""
+"""The Certificate section: the certified lower bound of each update's gain against its measured gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations: what the agents say to each other; its script finds episodes and shows them turn by turn."""
+"""The Conversations section: the agents' messages; its script finds episodes and shows them turn by turn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.text import counted
 
 MOST_QUOTED, LONGEST_QUOTE = 4, 40
-"""Messages, and characters of each, of the conversation at the top of a report."""
+"""Maximum messages, and characters of each, of the conversation quoted at the top of a report."""
 
 
 def compute(run: Reading) -> Data:
-    """``problems`` of a batch, ``sample`` and ``example`` are null where no batch was read: on the live page."""
+    """``problems`` of a batch, ``sample`` and ``example`` are null if no batch was read, as on the live page."""
     held = {} if run.sample is None else run.sample.held
     return {
         "batches": [
@@ -39,7 +39,7 @@ def _sampled(sample: Sample, stored: int) -> dict[str, Any]:
 
 
 def _example(conversations: Data) -> dict[str, Any] | None:
-    """Who said what in an episode of the last batch that is held, and how it was judged."""
+    """The messages and verdict of an episode of the last batch in the report."""
     for held in reversed(list(conversations.values())):
         for episode in held["episodes"]:
             said = [{"who": message["who"], "text": message["text"]} for message in episode["said"]]
@@ -60,7 +60,7 @@ def answer(data: Data) -> Answer:
 
 
 def _quoted(episode: Data) -> str:
-    """The beginning of one conversation, its first words each."""
+    """The first messages of one conversation, each shortened to its first words."""
     said = episode["said"][:MOST_QUOTED]
     quotes = [f"{message['who']} “{_first_words(message['text'])}”" for message in said]
     more = len(episode["said"]) - len(said)

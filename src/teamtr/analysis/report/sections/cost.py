@@ -1,4 +1,4 @@
-"""Accounting: where tokens and time went, and what fresh rollouts cost beside naive sequential training."""
+"""The Accounting section: use of tokens and time, and the overhead of fresh rollouts over naive sequential training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teamtr.records import Record, mapping, number, whole
 from teamtr.text import counted
 
 Spent = Mapping[str, Mapping[str, float]]
-"""By agent and phase."""
+"""Tokens or seconds by agent and phase."""
 
 
 def compute(run: Reading) -> Data:
@@ -37,7 +37,7 @@ def compute(run: Reading) -> Data:
 
 
 def _warmup(run: Reading) -> list[dict[str, Any]]:
-    """What agents were trained on before the first stage."""
+    """The warm-up of each agent before the first stage."""
     begun = [mapping(record, "warmup") for record in run.records if record.get("kind") == "start"]
     return [
         {
@@ -52,7 +52,7 @@ def _warmup(run: Reading) -> list[dict[str, Any]]:
 
 
 def _lost(run: Reading) -> list[dict[str, Any]]:
-    """Engines that were lost on the way: where the run went on, why, and the seconds that were done again."""
+    """Engines lost during the run: where the run resumed, the reason, and the seconds of work that were repeated."""
     resumed = [(record, mapping(record, "lost")) for record in run.records if record.get("kind") == "resume"]
     return [
         {
@@ -67,9 +67,9 @@ def _lost(run: Reading) -> list[dict[str, Any]]:
 
 
 def _budget(run: Reading, last: Record) -> dict[str, Any] | None:
-    """What was spent beside what the run was matched to; None where nothing was matched.
+    """The budget spent and the budget that the run was matched to; None if nothing was matched.
 
-    Tokens of the team to be matched are not known: its messages count as long as this run's were on average.
+    The tokens of the reference team are not known: its messages are assumed to be as long as this run's on average.
     """
     begun = [found for record in run.records if (found := mapping(record, "budget"))]
     if not begun:

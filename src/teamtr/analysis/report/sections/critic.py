@@ -1,4 +1,4 @@
-"""Critic: how well it knew the returns of each batch before it learned from them; of plans that have one."""
+"""The Critic section: the critic's accuracy on the returns of each batch before training on them, in plans with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health: can the run learn at all from what its agents say, and what would help?"""
+"""The Health section: whether the run has a learning signal, and advice if it does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from teamtr.training.advice import advise
 
 @dataclass(frozen=True)
 class _Figure:
-    """A figure of every agent that is drawn over updates."""
+    """A health figure of each agent, drawn over updates."""
 
     key: str
     title: str
@@ -54,7 +54,7 @@ _FIGURES = (
 
 
 def compute(run: Reading) -> Data:
-    """A row for every update, with the latest advice about each figure of the last updates of all agents."""
+    """A row for every update, and the latest advice on each figure from the last updates of all agents."""
     rows: list[dict[str, Any]] = []
     last: dict[str, dict[str, Any]] = {}
     advised: dict[str, dict[str, str]] = {}
@@ -70,7 +70,7 @@ def compute(run: Reading) -> Data:
 
 
 def _row(health: Health) -> dict[str, Any]:
-    """What is drawn of it: a log may hold many updates."""
+    """The figures that are drawn; only these, because a log may have many updates."""
     return {
         "without_signal": health.without_signal,
         "unparsed": health.unparsed,

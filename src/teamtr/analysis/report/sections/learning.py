@@ -1,4 +1,4 @@
-"""Learning: does the team improve, and at what cost?"""
+"""The Learning section: the team's improvement, and its cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teamtr.analysis.report.words import finite, num, percent, points
 from teamtr.text import counted
 
 MANY = 30
-"""Evaluations above which the band alone shows their intervals."""
+"""With more evaluations than this, only the band shows their intervals."""
 
 
 def compute(run: Reading) -> Data:
@@ -46,7 +46,7 @@ def answer(data: Data) -> Answer:
 
 
 def _best(run: Data, last: Data) -> str:
-    """Where another checkpoint than the last was best, and where that ended the run."""
+    """Sentences on a best checkpoint that is not the last, and on early stopping."""
     best, told = run["best"], ""
     if best is not None and best["success"] > last["success"]:
         told = f" Checkpoint {best['updates']} (stage {best['stage']}) was best, with {percent(best['success'])}."

@@ -1,4 +1,4 @@
-"""Trust region: is each update inside its radius, and would a sampled KL have known?"""
+"""The Trust region section: the KL of each update against its radius, and the reliability of sampled KLs."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def answer(data: Data) -> Answer:
 
 
 def _silent(updates: Sequence[Data]) -> str:
-    """What is told of batches in which every group's episodes were worth the same to the agent."""
+    """A sentence on batches without a signal, in which all episodes of every group had equal returns for the agent."""
     silent = sum(u["outcome"] == "skipped_no_signal" for u in updates)
     return f" {silent} had no signal: in every group all episodes were worth the same to the agent." if silent else ""
 
 
 def _fullest(kept: Sequence[Data]) -> float | None:
-    """The largest upper bound of a KL, in radii."""
+    """The largest upper KL bound, in radii."""
     return max((u["kl_upper"] / u["radius"] for u in kept if u["kl_upper"] is not None and u["radius"]), default=None)
 
 
@@ -136,7 +136,7 @@ def _kl(agent: str, own: Sequence[Data], color: str) -> Chart:
     measured = [u for u in own if u["kept"] and u["kl_full"] is not None]
 
     def exact(u: Data) -> float | None:
-        """Where the radius is per token, the bound alone is in its unit."""
+        """The exact KL; its upper bound if the radius is per token, since only the bound is in that unit."""
         value: float | None = u["kl_upper"] if u["unit"] == "token" else u["kl_full"]
         return value
 
@@ -212,7 +212,7 @@ def _beta(updates: Sequence[Data], agents: Sequence[str]) -> Chart:
 
 
 def _dots_by_agent(updates: Sequence[Data], agents: Sequence[str], key: str, *, apart: float = 0.0) -> list[Series]:
-    """``apart``: how much of a stage's width its agents share out, so that they stand beside each other."""
+    """Dots for each agent. ``apart``: the share of a stage's width over which agents are spread side by side."""
 
     def one(k: int, agent: str) -> Series:
         shift = apart * ((k + 0.5) / len(agents) - 0.5)

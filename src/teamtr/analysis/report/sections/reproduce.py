@@ -1,4 +1,4 @@
-"""How to reproduce: the command, what the run computed with, and its team file."""
+"""The "How to reproduce" section: the command, the run's hardware and precision, and its team file."""
 
 from __future__ import annotations
 

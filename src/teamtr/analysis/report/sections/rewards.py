@@ -1,4 +1,4 @@
-"""Rewards: what they are made of, who earned them, and what the grader printed."""
+"""The Rewards section: the composition of rewards, individual rewards of agents, and grader output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from teamtr.analysis.report.words import num
 from teamtr.records import mapping, number, whole
 
 LONGEST = 20_000
-"""Characters of what was printed that a page shows: the last of them."""
+"""Maximum characters of grader output on a page; the last ones are kept."""
 
 
 def compute(run: Reading) -> Data:
-    """A row for every update whose rewards have parts, and all that was printed."""
+    """A row for every update whose rewards have parts, and all grader output."""
     rows: list[dict[str, Any]] = []
     printed: list[str] = []
     for update in run.updates:

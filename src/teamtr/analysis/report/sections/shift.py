@@ -1,4 +1,4 @@
-"""Token shift: which tokens an update moved, inside its region and beyond it."""
+"""The Token shift section: the tokens that an update moved, inside its trust region and beyond it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAIL = "Large changes among unlikely tokens move the policy's tail, which sample
 
 @dataclass(frozen=True)
 class Shift:
-    """One probed update: how far it moved tokens by their rank before it (the last entry: all beyond the ranks)."""
+    """One probed update: how far it moved tokens, by their rank before it (the last entry: all other tokens)."""
 
     agent: str
     how: str
@@ -23,7 +23,7 @@ class Shift:
     kl: float | None
     radius: float | None
     probabilities: tuple[Sequence[float], Sequence[float]] | None
-    """By rank, before the update and after it."""
+    """Probabilities by rank, before and after the update."""
 
 
 def show(data: Data) -> list[Part]:
@@ -58,7 +58,7 @@ def show(data: Data) -> list[Part]:
 
 
 def _latest(probed: Sequence[Data], agents: Sequence[str], updates: Data, outside: bool) -> list[Data]:
-    """The last probed update of each agent whose step lies on this side of its radius."""
+    """The last probed update of each agent with its KL on this side of the radius."""
     side = [p for p in probed if updates[p["update"]]["outside"] == outside]
     return [own[-1] for agent in agents if (own := [p for p in side if p["agent"] == agent])]
 
@@ -77,7 +77,7 @@ def _as_made(probe: Data, updates: Data) -> Shift:
 
 
 def _stretched(probe: Data, updates: Data) -> Shift:
-    """The same step made longer, as the probe tried it."""
+    """The stretched step that the probe tried."""
     longer = probe["shift"]["stretched"]
     return Shift(
         agent=probe["agent"],

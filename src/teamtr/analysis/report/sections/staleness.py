@@ -1,4 +1,4 @@
-"""Staleness: what old rollouts were still worth, what they hide, and what sampling at other times would have cost."""
+"""The Staleness section: effective share of old rollouts, how they misjudge updates, and the cost of alternatives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from teamtr.team import Agent, visibility
 FORMS = {"identity": "word for word", "statements": "by what was stated", "agreement": "by who agrees with whom"}
 STAGES = Axis("stage", whole=True)
 APART = 0.12
-"""Of a stage's width, between the updates of one stage."""
+"""Distance between the updates of one stage, as a share of the stage's width."""
 
 
 # -- compute ----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def _probes(run: Reading) -> dict[str, Any] | None:
 
 
 def _steps(run: Reading) -> list[dict[str, Any]] | None:
-    """From the batches that were read; None where none were, or there is nothing to compare."""
+    """Staleness from the batches that were read; None if none were, or there is nothing to compare."""
     plan, team_file = run.plan, run.team_file
     if run.sample is None or plan is None or team_file is None or plan.order.kind == "together":
         return None
@@ -57,7 +57,7 @@ def _steps(run: Reading) -> list[dict[str, Any]] | None:
     updated = {}
     for update in run.updates:
         if mapping(update, "rollouts").get("action") == "redraw":
-            continue  # what such a batch kept of an older one says nothing of how far the team has moved
+            continue  # messages kept from an older batch do not show how far the team has moved
         stage, step, agent = whole(update, "stage"), whole(update, "step"), agents.get(str(update.get("agent")))
         if stage is not None and step is not None and agent is not None:
             updated[stage, step] = agent
@@ -89,7 +89,7 @@ def answer(data: Data) -> Answer:
 
 
 def _answer_by_probes(question: str, probes: Data) -> Answer:
-    """How far stale rollouts misjudge updates, on batches that no update learned from."""
+    """The answer from probes: how far stale rollouts misjudge updates, on batches that no update was trained on."""
     judged, told = _judged(probes)
     gap, noise = (sum(stage[key] for stage in probes["by_stage"].values()) / len(judged) for key in ("total", "noise"))
     shares = [probe["weights"]["effective_share"] for probe in judged if "effective_share" in probe["weights"]]
@@ -99,7 +99,7 @@ def _answer_by_probes(question: str, probes: Data) -> Answer:
         f"than fresh ones of what the update is worth (95 % intervals). They are {gap:.2g} apart on average, where "
         f"sampling alone would show {noise:.2g}.{worth}"
     )
-    # One interval in twenty misses zero by chance; a tenth of them is taken to mean something.
+    # One interval in twenty misses zero by chance; more than a tenth of them is taken as significant.
     return Answer(question, "plain", "somewhat" if len(told) > 0.1 * len(judged) else "hardly", text)
 
 
@@ -109,13 +109,13 @@ def _misjudged_in_words(probes: Data) -> str:
 
 
 def _judged(probes: Data) -> tuple[list[Data], list[Data]]:
-    """The probed updates with a stale gap, and those of them whose interval leaves out zero."""
+    """The probed updates with a stale gap, and those whose interval excludes zero."""
     judged = [probe for probe in probes["updates"] if probe["gap"] is not None]
     return judged, [probe for probe in judged if not probe["gap"]["lower"] <= 0.0 <= probe["gap"]["upper"]]
 
 
 def _answer_by_steps(question: str, steps: Sequence[Data], fresh: bool | None) -> Answer:
-    """How far contexts and returns moved within a stage, by the stored episodes."""
+    """The answer from stored episodes: how far contexts and returns moved within a stage."""
     seen = [s for s in steps if s["drift"] is not None and s["drift"]["repeated"] >= 0.5]
     moved = [s for s in steps if s["moved"] is not None and not s["moved"]["lower"] <= 0.0 <= s["moved"]["upper"]]
     largest = max(seen, key=lambda s: s["drift"]["excess"], default=None)
@@ -131,7 +131,7 @@ def _answer_by_steps(question: str, steps: Sequence[Data], fresh: bool | None) -
         f"{contexts} In {len(moved)} of {len(steps)} later steps the same problems already paid differently than at "
         f"the stage's start (95 % intervals).{' Every update here saw fresh ones.' if fresh else ''}"
     )
-    # One interval in twenty misses zero by chance; a tenth of them is taken to mean something.
+    # One interval in twenty misses zero by chance; more than a tenth of them is taken as significant.
     fooled = len(moved) > 0.1 * len(steps) or (largest is not None and largest["drift"]["excess"] > 0.05)
     return Answer(question, "plain", "somewhat" if fooled else "hardly", text)
 
@@ -157,7 +157,7 @@ def show(data: Data) -> list[Part]:
 
 
 def _by_agent(rows: Sequence[Data], agents: Sequence[str], draw: Callable[..., Series]) -> list[Series]:
-    """One series for each agent, in the order in which they occur, made by ``draw(rows, name, color)``."""
+    """One series per agent, in order of occurrence, made by ``draw(rows, name, color)``."""
     names = dict.fromkeys(row["agent"] for row in rows)
     return [draw([row for row in rows if row["agent"] == name], name, agent_color(agents, name)) for name in names]
 
@@ -167,7 +167,7 @@ def _place(row: Data) -> str:
 
 
 def _beside(row: Data) -> float:
-    """The updates of one stage stand beside each other."""
+    """The x position of an update: updates of one stage are placed side by side."""
     return float(row["stage"] + APART * row["step"])
 
 
@@ -252,7 +252,7 @@ def _worth(rows: Sequence[Data], agent: str, color: str) -> Series:
 
 
 def _drift_table(steps: Sequence[Data], probes: Data | None) -> Table:
-    """D_occ in every form: those that count contexts are lower bounds, the one by weights is an upper bound."""
+    """D_occ in every form: those from counted contexts are lower bounds, the one from weights is an upper bound."""
     rows = []
     for form, words in FORMS.items():
         found = [s["drifts"][form] for s in steps if form in s["drifts"]]

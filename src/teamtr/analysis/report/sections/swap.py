@@ -1,4 +1,4 @@
-"""Swap: replaced agents, whether the protocol was kept, how far the alignment came, and how the team recovered."""
+"""The Swap section: replaced agents, the protocol checklist, the result of alignment, and the team's recovery."""
 
 from __future__ import annotations
 

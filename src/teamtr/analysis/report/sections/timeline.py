@@ -1,4 +1,4 @@
-"""Timeline: every update of the run at a glance; its script tells what became of the one that is chosen."""
+"""The Timeline section: an overview of every update of the run; its script shows details of the selected one."""
 
 from __future__ import annotations
 
