@@ -59,7 +59,8 @@ def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def _held_once(setup: Setup, base: str) -> tuple[str, Setup] | None:
-    """One copy of the base below adapters; None if there is only one already, or if nothing can be shared."""
+    """The settings and setup with one copy of the base below adapters; None if there is only one already, or if nothing
+    can be shared."""
     sampling = setup.sampling
     other = replace(setup, learning=replace(setup.learning, base=base), sampling=replace(sampling, by_row=True))
     may = sampling.paged and sampling.servers is None and not setup.cluster.shard_base
@@ -70,8 +71,8 @@ def _held_once(setup: Setup, base: str) -> tuple[str, Setup] | None:
 
 
 def _in_parts(setup: Setup) -> tuple[str, Setup] | None:
-    """Partitioned layers, where each group that does not fit gets at least the fewest workers that can hold them; None
-    if no number of workers can."""
+    """The settings and setup with partitioned layers, where each group that does not fit gets at least the fewest
+    workers that can hold them; None if no number of workers can."""
     told, other = [], setup
     for number, one in enumerate(setup.by_group):
         if fitting(one)[1].fits:
@@ -114,7 +115,7 @@ def _spread(setup: Setup) -> str:
 
 
 def _with_workers(setup: Setup, number: int, count: int) -> tuple[str, Setup]:
-    """This number of workers in the group, and cards for them."""
+    """The settings and setup with this number of workers in the group, and cards for them."""
     cluster, other = setup.cluster, setup.cluster.with_workers(number, count)
     if other.workers == cluster.workers:
         return "", setup
@@ -131,8 +132,8 @@ def _with_micro_batch(setup: Setup, count: int) -> Setup:
 
 
 def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
-    """The setup, reduced to fit: by a smaller micro-batch, or else by KV pages for one batch only and a micro-batch
-    that fits with them. Unchanged if neither fits."""
+    """The settings and setup, reduced to fit: by a smaller micro-batch, or else by KV pages for one batch only and a
+    micro-batch that fits with them. Unchanged if neither fits."""
     least = pages_of_a_batch(setup)
     for memory in (setup.sampling.memory, least):
         size = setup.learning.micro_batch

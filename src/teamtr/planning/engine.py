@@ -40,7 +40,7 @@ class UnloadedEngine:
     def close(self) -> None:
         """No-op: nothing is held."""
 
-    # -- methods that need weights -----------------------------------------------------------------------------
+    # -- methods that need weights ----------------------------------------------------------------------------
 
     def sample(
         self,

@@ -17,8 +17,8 @@ from teamtr.training.update import KL_SUBSAMPLE
 
 ATTENTION_BACK = 2.5
 """Operations of attention in the backward pass, relative to the forward pass. Its kernels do not keep attention
-weights: they recompute the scores, then the gradients of weights, queries, keys and values: five products instead of
-two."""
+weights: they recompute the scores, and then compute the gradients of weights, queries, keys and values, with five
+products instead of two."""
 
 
 @dataclass(frozen=True)

@@ -308,8 +308,8 @@ class _Rounding:
     seed: int
 
     def floor(self) -> float:
-        """The KL that rounding produces in the current precision: after a negligible perturbation, and in excess of it
-        wherever float32 differs.
+        """The KL that rounding produces in the current precision: after a negligible perturbation, or as an error
+        relative to float32.
 
         In low precision a negligible change can vanish altogether (e.g. of an adapter next to a frozen base). This
         reads as a floor of 0, although steps of realistic size are measured wrongly. So perturbations of several sizes,
@@ -375,8 +375,8 @@ def require_visible(session: Session, floors: list[Floor]) -> None:
 
 
 def _remedy(blind: list[Floor]) -> str:
-    """A finer precision if one can be set; otherwise only the radius and the messages can be changed. Rounding adds up
-    over a message. So does a radius per token, but not one per message."""
+    """Advice: a finer precision if one can be set, otherwise a larger radius or shorter messages. Rounding adds up over
+    a message. So does a radius per token, but not one per message."""
     others = f"raise plan.radius_nats_per_{blind[0].unit}, or shorten max_tokens."
     if blind[0].unit == "message":
         worst = max(blind, key=lambda floor: floor.noise_floor / floor.tokens)

@@ -65,7 +65,7 @@ def _typical(trial: Trial) -> dict[str, int]:
 
 
 def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
-    """Assumes that every episode of the run is like those of the trial; too low if messages grow."""
+    """Extrapolates from the trial, as if every episode of the run were like its episodes: too low if messages grow."""
     plan, names, ledger = session.plan, session.team.trainable, trial.ledger
     episodes = len(trial.batch.episodes)
     tokens = sum(ledger.sampled_tokens.values()) / episodes
