@@ -1,22 +1,22 @@
-"""Benchmarks of docs/performance.md, docs/growth.md and docs/sizing.md that need a card, one after the other.
+"""Benchmarks of docs/performance.md, docs/growth.md and docs/sizing.md that need a GPU, run one after the other.
 
     python bench/card.py --out OUT --model QWEN             # on a GPU; QWEN: a folder with Qwen2.5-Coder-1.5B-Instruct
     python bench/card.py --out OUT --jobs stage8,step       # some of them, in this order
-    python bench/card.py --out OUT --model QWEN --for 570   # as many as fit in so many seconds; again: the next ones
-    python bench/card.py --out OUT --rehearse               # on a CPU: all of them tiny, in minutes, in OUT/rehearsal
+    python bench/card.py --out OUT --model QWEN --for 570   # as many as fit into 570 s; run again for the next ones
+    python bench/card.py --out OUT --rehearse               # on a CPU: all of them, tiny, in minutes, in OUT/rehearsal
 
-What a job prints goes to OUT/NAME.txt and OUT/NAME.err as it comes. A job that ends well is written down in
-OUT/NAME.done and not run again unless its command is another one. A job that takes longer than its limit is ended with
-its children, and the next begins; what it printed stays. Where no jobs are named, those that were cut off or failed are
-tried again after all others. The exit status is 0 if all of them are done.
+The output of a job is written to OUT/NAME.txt and OUT/NAME.err while it runs. A job that succeeds is recorded in
+OUT/NAME.done and not run again unless its command changes. A job that exceeds its limit is killed with its children,
+and the next one starts; its output is kept. If no jobs are named, those that were cut off or failed are tried again
+after all others. The exit status is 0 if all of them are done.
 
-On an H200 whose host takes 10 to 16 s to import torch and transformers, all of it takes 3,310 s by earlier figures, and
-the first four jobs 930 s: what a team and TRL's model take until they are better, the first token, and the stage beside
-its rivals. On a fast host these four took 660 s. With ``--for``, a job begins if what it takes is left, and ends with
-what is left.
+On an H200 whose host takes 10 to 16 s to import torch and transformers, all jobs take 3,310 s by earlier figures, and
+the first four 930 s: the time until a team and TRL's model are better, the first token, and a stage compared with its
+rivals. On a fast host these four took 660 s. With ``--for``, a job starts if the time that it takes is left, and is cut
+off when the time is up.
 
-Jobs are forked from a process that has imported torch and transformers once, and has not touched CUDA; those that start
-processes of their own are not (``--fresh``: none are). GSM8K is looked for in the folder TEAMTR_DATA (../shared/data).
+Jobs are forked from a process that has imported torch and transformers once and has not touched CUDA, except those that
+start processes of their own (``--fresh``: none is forked). GSM8K is read from the folder TEAMTR_DATA (../shared/data).
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = ("common", "peft", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train")
 LOOK_EVERY_S = 0.1
 GONE_S = 10.0
-"""Most seconds until processes that were killed are gone, and their memory on the card with them."""
+"""Most seconds until killed processes, and their memory on the card, are gone."""
 PRELOADING_S = 20.0
-"""Importing once what jobs import, on a slow host."""
+"""Seconds of importing once what jobs import, on a slow host."""
 ENDING_S = 5.0
-"""Of the seconds that are left, what is kept for the end of a job that is cut off."""
+"""Seconds of the remaining time that are reserved for ending a job that is cut off."""
 DONE = "done"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command: the words after ``python``, in the folder of the project."""
+    """A command: the words after ``python``, run in the project's root folder."""
 
     name: str
-    takes_s: float  # about, on an H200
+    takes_s: float  # approximately, on an H200
     limit_s: float
     command: str
-    tiny: str = ""  # words that make it small enough for a CPU
-    fresh: bool = False  # a process of its own: it starts others anyway, or measures how long that takes
-    needs: tuple[tuple[str, Path | None], ...] = ()  # what must be there, in words and as a path
-    begin: Callable[[], None] | None = None  # makes what it begins with
+    tiny: str = ""  # options that make it small enough for a CPU
+    fresh: bool = False  # not forked: it starts processes anyway, or measures how long that takes
+    needs: tuple[tuple[str, Path | None], ...] = ()  # required files: description and path
+    begin: Callable[[], None] | None = None  # prepares its input
 
 
 def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
-    """Those first that a user feels most. A point of growth.py is ended by its own limits, which write it down,
-    before its job is; a method of time_to.py by its own, which reports it."""
+    """All jobs, those that matter most to users first. A point of growth.py and a method of time_to.py have limits of
+    their own, which expire before the job's, so that the point is recorded and the method is reported."""
     data = Path(os.environ.get("TEAMTR_DATA", ROOT.parent / "shared" / "data")).resolve() / "gsm8k"
     team, points = out / "team.yaml", out / "growth.jsonl"
     goes_on = partial(go_on, ROOT / "docs" / f"growth-{'cpu' if rehearse else 'card'}.jsonl", points)
@@ -120,19 +120,20 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
 
 
 def installed(package: str) -> Path | None:
-    """Where it is; it is not imported."""
+    """The file of a package, without importing it; None if it is not installed."""
     found = find_spec(package)
     return Path(found.origin) if found and found.origin else None
 
 
 def go_on(measured: Path, points: Path) -> None:
-    """Points that were measured before are not measured again."""
+    """Copy earlier measurements to ``points``, so that they are not repeated."""
     if not points.exists():
         shutil.copyfile(measured, points)
 
 
 def begin_time_to(team: Path, runs: Path, model: Path, data: Path, rehearse: bool) -> None:
-    """The team of docs/results.md, with more stages than the limit lets it make; and no runs, which would go on."""
+    """Write the team of docs/results.md, with more stages than fit into the limit, and remove earlier runs, which would
+    be resumed."""
     from teamtr.config import dump
     from teamtr.reproduce import Setting, find
 
@@ -147,7 +148,7 @@ def begin_time_to(team: Path, runs: Path, model: Path, data: Path, rehearse: boo
 
 
 def small_model(folder: Path) -> Path:
-    """One that knows letters, to rehearse with."""
+    """A small model of characters, to rehearse with."""
     from teamtr.engines.torch.loading import TinyShape, tiny_model
 
     if not (folder / "tokenizer.json").exists():
@@ -157,8 +158,9 @@ def small_model(folder: Path) -> Path:
 
 
 def preload() -> None:
-    """Import what jobs import. Whoever asks for a card meanwhile is answered by NVML: once CUDA has answered, no fork
-    can use it. What importing leaves in the environment is not for jobs that are not forked."""
+    """Import what jobs import. Meanwhile, GPUs are looked up through NVML: once CUDA is initialized, forked processes
+    cannot use it. Changes that imports make to the environment are undone, because they are not meant for jobs that are
+    not forked."""
     before = dict(os.environ)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in PRELOADED:
@@ -168,12 +170,13 @@ def preload() -> None:
 
 
 def start(words: Sequence[str], stdout: int, stderr: int, fresh: bool) -> int:
-    """The process of ``python WORDS``, which leads a group of its own. In that process, a fork never returns."""
+    """Start ``python WORDS`` as the leader of a process group of its own, and return its process id. In the new
+    process, this function never returns."""
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
     if process:
-        with suppress(PermissionError, ProcessLookupError):  # it has done so itself
+        with suppress(PermissionError, ProcessLookupError):  # the new process has already done so
             os.setpgid(process, process)
         return process
     os.setpgid(0, 0)
@@ -195,11 +198,12 @@ def start(words: Sequence[str], stdout: int, stderr: int, fresh: bool) -> int:
     else:
         sys.path[0], sys.argv = str(Path(words[0]).parent), list(words)
         runpy.run_path(words[0], run_name="__main__")
-    sys.exit()  # through all that stands below, as any process ends
+    sys.exit()  # unwinds all callers, as at the end of any process
 
 
 def watch(process: int, limit_s: float) -> int | None:
-    """Its exit status; None if it took longer. Its group is gone then."""
+    """Wait for the process. Returns its exit status, or None if it exceeded the limit. Its process group is killed in
+    either case."""
     until = time.monotonic() + limit_s
     try:
         while time.monotonic() < until:
@@ -219,7 +223,8 @@ def watch(process: int, limit_s: float) -> int | None:
 
 
 def run(job: Job, out: Path, fresh: bool, rehearse: bool, left_s: float = float("inf")) -> tuple[float, str]:
-    """Seconds, and how it ended; or why it was not begun, where it has ``left_s`` and is not done yet."""
+    """Run a job that is not done yet, within ``left_s`` seconds. Returns its seconds and outcome, or why it was not
+    started."""
     words = shlex.split(f"{job.command} {job.tiny}" if rehearse else job.command)
     done, tried, error = (out / f"{job.name}.{kind}" for kind in ("done", "tried", "err"))
     if done.exists() and (before := json.loads(done.read_text()))["command"] == words:
@@ -279,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = a.jobs.split(",") if a.jobs else sorted(known, key=lambda name: (out / f"{name}.tried").exists())
     if unknown := [name for name in wanted if name not in known]:
         parser.error(f"--jobs: {', '.join(unknown)}; there are {', '.join(known)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job that is running ends with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the running job is ended too
     results: dict[str, tuple[float, str]] = {}
     for name in wanted:
         left = a.seconds - (time.monotonic() - began)

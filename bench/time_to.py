@@ -1,26 +1,26 @@
-"""What a user waits for: seconds from the command to the first update, and until the team is better by some points.
+"""Time that a user waits: from the command to the first update, and until a team is better by some points.
 
     python bench/time_to.py team.yaml [KEY=VALUE ...] --plans teamtr,auto --points 10 --trl --out OUT
     python bench/time_to.py roles.yaml --plans reweighted,auto --samples 8 --limit 60 --out OUT        # on a CPU
 
-Success is that on fixed held-out problems: the first ``--problems`` of the task's test split, ``--samples`` answers
-each, the same for every method, before training and after every ``--every`` stages. A method is better by ``--points``
-at the first evaluation whose mean is above that before training by as much; its gain has an interval (a bootstrap over
-problems, paired). What evaluating takes, seconds and tokens, is off the clock and told apart.
+Success is measured on fixed held-out problems: the first ``--problems`` of the task's test split, with ``--samples``
+answers each, the same for every method, before training and after every ``--every`` stages. A method is better by
+``--points`` at the first evaluation whose mean exceeds the one before training by as much. Its gain has an interval
+(paired bootstrap over problems). Seconds and tokens of evaluations are not counted, but reported separately.
 
 Every method is run twice, each time in a process of its own. The first run evaluates nothing and ends at its first
-update: the seconds since the command, with imports, loading, compiling and noise floors, and where they went. The
-second evaluates and ends when it is better, or after ``--limit`` seconds of training: its clock goes on from the first
-update, because the evaluation before it compiles what the first batch would otherwise have to. An evaluation after
-update n counts at the time of that update. With ``--cold``, a run before these begins with empty caches (compiled
-kernels, taught tiny models; files that the system has in memory stay there).
+update. It yields the seconds since the command, with imports, loading, compiling and noise floors, and their parts. The
+second run evaluates and ends when it is better, or after ``--limit`` seconds of training. Its clock starts at the first
+update with the first run's seconds, because its initial evaluation compiles what the first batch would otherwise
+compile. An evaluation after update n counts at the time of that update. With ``--cold``, another run comes first, with
+empty caches (compiled kernels, warmed-up tiny models; the system's file cache is kept).
 
 With ``--trl``, TRL's GRPO trains one model alone: the base of the first agent, on the same problems with the same
-grader, adapter, learning rate and number of episodes per update, as many updates, and with as many tokens for its
-answer as all agents of the team have together. A batch of its ``generate`` takes as long as its longest answer: with
-fewer ``--trl-tokens`` it is faster, and may learn less. It is evaluated after every update, because one takes as long
-as a stage of a team or longer, and by our sampler, which takes seconds where its own takes minutes. One run tells both
-here: the model as it was before training is evaluated after the first update, without its adapter. If TRL fails, the
+grader, adapter, learning rate, episodes per update and number of updates, and with as many tokens for its answer as all
+agents of the team have together. A batch of its ``generate`` takes as long as its longest answer: with fewer
+``--trl-tokens`` it is faster, and may learn less. It is evaluated after every update, because an update takes at least
+as long as a stage of a team, and with our sampler, which takes seconds where its own takes minutes. One run yields both
+results here: the model before training is evaluated after the first update, without its adapter. If TRL fails, the
 plans are reported, and the exit status is 1.
 """
 
@@ -53,37 +53,37 @@ from teamtr.types import Ids
 TRL = "TRL's GRPO, one model"
 CACHES = ("TEAMTR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 OURS = ("eval.every", "eval.problems", "eval.samples", "eval.patience")
-"""Settings that the benchmark makes itself."""
+"""Settings that the benchmark sets itself."""
 LOOK_EVERY_S = 0.2
 PAGES_GB = 16
-"""For keys and values of TRL's model when it is evaluated on a card."""
+"""Memory for keys and values when TRL's model is evaluated on a card."""
 Record = Mapping[str, Any]
 
 
-# -- the measure: from the records of logs to what somebody waited for ----------------------------------------------
+# -- results of a method, from the records of its logs --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FirstUpdate:
-    """Seconds from the command to the first update, and where they went; the parts add up to them."""
+    """Seconds from the command to the first update, and their parts, which add up to them."""
 
     seconds: float
     parts: Mapping[str, float]
 
     @classmethod
     def of(cls, records: Sequence[Record], began: float) -> FirstUpdate | None:
-        """Of a run without evaluations; None before its first update."""
+        """From the records of a run without evaluations; None before its first update."""
         first = {record["kind"]: record for record in reversed(records)}
         if "update" not in first:
             return None
         started, updated, known = first["start"]["time"], first["update"]["time"], first["start"]["seconds"]
-        other = started - began - sum(known.values())  # imports, settings, the first checkpoint
+        other = started - began - sum(known.values())  # imports, settings, first checkpoint
         return cls(updated - began, {"other": other, **known, "batch and update": updated - started})
 
 
 @dataclass(frozen=True)
 class Look:
-    """Held-out success after so many updates; and what training had taken until then, evaluations left out."""
+    """Held-out success after this many updates, and seconds and tokens of training until then, without evaluations."""
 
     updates: int
     seconds: float
@@ -97,17 +97,17 @@ class Look:
 
 @dataclass(frozen=True)
 class Course:
-    """The evaluations of a run within the limit, and what training took until its last update."""
+    """The evaluations of a run within the limit, and the seconds of training until its last update."""
 
     looks: tuple[Look, ...]
     seconds: float
 
     @classmethod
     def of(cls, records: Sequence[Record], first_s: float, limit: float) -> Course:
-        """Of a run whose first update is taken to be ``first_s`` seconds after the command.
+        """From the records of a run whose first update counts as ``first_s`` seconds after the command.
 
-        Evaluation records have no time of day, and none is needed. Each is of the team as the last update left it, and
-        its seconds lie between that update and the next.
+        Evaluation records have no time of day and do not need one. Each evaluates the team as the last update left it,
+        and its seconds lie between that update and the next.
         """
         looks: list[Look] = []
         first_time: float | None = None
@@ -118,18 +118,18 @@ class Course:
                 seconds, tokens = first_s + record["time"] - first_time - evaluating, record["sampled_tokens_total"]
             elif record["kind"] == "eval":
                 evaluating += 0.0 if first_time is None else record["seconds"]
-                known = (seconds, tokens) if record["updates"] else (0.0, 0)  # also where it was evaluated late
+                known = (seconds, tokens) if record["updates"] else (0.0, 0)  # even if evaluated after the first update
                 looks.append(Look(record["updates"], *known, tuple(record["success_P"])))
         return cls(tuple(look for look in looks if look.seconds <= limit), seconds)
 
     def better(self, points: float) -> Look | None:
-        """The first evaluation that is above the one before training by so many points."""
+        """The first evaluation that exceeds the one before training by this many points."""
         return next((x for x in self.looks[1:] if x.success >= self.looks[0].success + points / 100 - 1e-9), None)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What somebody waited for. None: not within the limit."""
+    """The result of one method. None: not within the limit."""
 
     first: FirstUpdate | None
     cold: FirstUpdate | None
@@ -137,12 +137,12 @@ class Wait:
     """Held-out success before training."""
     seconds: float | None = None
     tokens: int | None = None
-    """Sampled to train until it was better."""
+    """Tokens sampled for training until it was better."""
     gain: MeanInterval | None = None
-    """At the evaluation that was better; where none was, at the last."""
+    """Gain at the evaluation that was better, or at the last one if none was."""
     best: float | None = None
     updates: int = 0
-    """Until the last evaluation."""
+    """Updates until the last evaluation."""
     problems: int = 0
     evaluating_s: float = 0.0
     evaluating_tokens: int = 0
@@ -174,7 +174,7 @@ class Wait:
 
 
 def require_same_problems(logs: Mapping[str, Sequence[Record]]) -> None:
-    """Every evaluation of every method must be of the same problems, with as many answers each."""
+    """Raise unless every evaluation of every method has the same problems and number of answers."""
     evals = [(name, record) for name, records in logs.items() for record in records if record["kind"] == "eval"]
     asked = [(name, (record["samples"], *record["problem_ids"])) for name, record in evals]
     if other := [name for name, each in asked if each != asked[0][1]]:
@@ -187,17 +187,17 @@ def require_same_problems(logs: Mapping[str, Sequence[Record]]) -> None:
 # -- running methods ------------------------------------------------------------------------------------------------
 
 Enough = Callable[[Sequence[Record], float], bool]
-"""Of the records of a run and the time of its command: whether it may end."""
+"""Whether a run may end, from its records and the time of its command."""
 
 
 def in_short(record: Record, began: float) -> dict[str, Any]:
-    """What there is to say of a record while its run goes on."""
+    """The fields of a record that are printed while its run goes on."""
     kept = {name: record[name] for name in ("update", "updates", "seconds", "avg_at_k") if name in record}
     return kept | ({"s after the command": round(record["time"] - began, 1)} if "time" in record else {})
 
 
 def telling(name: str, enough: Enough) -> Enough:
-    """The same, which says what is new: a run that is cut off leaves that."""
+    """The same condition, which also prints new records, so that a run that is cut off leaves these."""
     told = 0
 
     def asked(records: Sequence[Record], began: float) -> bool:
@@ -218,7 +218,7 @@ def watch(
     environment: Mapping[str, str],
     enough: Enough,
 ) -> tuple[float, Sequence[Record]]:
-    """Run a command that logs in ``folder`` until there is enough in its log, it is over, or it has logged nothing for
+    """Run a command that logs in ``folder`` until its log satisfies ``enough``, it exits, or it has logged nothing for
     ``limit`` seconds. Returns the time of the command, and the records."""
     log, output = Log(folder / "log.jsonl", writable=False), folder.with_suffix(".txt")
     began = heard = time.time()
@@ -227,8 +227,8 @@ def watch(
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         try:
             while True:
-                over = process.poll() is not None  # asked first, so that all that it wrote is read
-                records = log.read()  # without a last line that is being written
+                over = process.poll() is not None  # checked first, so that everything that it wrote is read
+                records = log.read()  # without an incomplete last line
                 if len(records) > known:
                     known, heard = len(records), time.time()
                 if over or enough(records, began) or time.time() - heard > limit:
@@ -243,7 +243,7 @@ def watch(
 
 
 def measure(method: str, name: str, a: argparse.Namespace) -> tuple[Wait, Sequence[Record]]:
-    """One method: its first update, cold and warm, and how long until it is better."""
+    """Measure one method: its first update, cold and warm, and the time until it is better."""
     environment = dict(os.environ)
     if a.cold:
         environment |= {each: str((a.out / f"{name}-caches" / each.lower()).absolute()) for each in CACHES}
@@ -281,7 +281,7 @@ def measure(method: str, name: str, a: argparse.Namespace) -> tuple[Wait, Sequen
 
 @dataclass(frozen=True)
 class Alone:
-    """One model that answers a task's problems by itself: how it is asked and graded, in training and held out."""
+    """One model that answers a task's problems by itself: its prompts and their grading, in training and evaluation."""
 
     task: Any
     system_prompt: str
@@ -298,7 +298,8 @@ class Alone:
         return list(self.task.grade([(problem, text, Transcript((), ())) for problem, text in said]))
 
     def evaluated(self, say: Callable[[list[Ids]], list[Ids]], problems: Sequence[Any], samples: int) -> dict[str, Any]:
-        """So many answers to each problem, as an evaluation of a team is logged. ``say`` answers prompts: token ids."""
+        """A record of this many answers to each problem, as logged for an evaluation of a team. ``say`` maps prompts to
+        answers, as token ids."""
         asked = [problem for problem in problems for _ in range(samples)]
         chats = [self.asked(problem) for problem in asked]
         texts = [self.tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True) for x in chats]
@@ -312,12 +313,12 @@ class Alone:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one model's run that is to spend what a team's does: as many updates, episodes in each, and tokens."""
+    """The budget of one model's run that is to match a team's: updates, episodes per update, and tokens."""
 
     updates: int
     episodes: int
     tokens: int
-    """Most of an answer: those of all agents of the team together, where nothing else is asked for."""
+    """Maximum tokens of an answer: by default those of all agents of the team together, in all rounds."""
 
     @classmethod
     def of(cls, team_file: Any, tokens: int | None) -> Sizes:
@@ -331,9 +332,9 @@ class Sizes:
 
 
 def train_with_trl(a: argparse.Namespace) -> None:
-    """GRPO of one model, with the records of its log as ours has them."""
+    """GRPO of one model, with log records in the format of a team's run."""
     began = time.perf_counter()
-    keep_kernels()  # of our sampler, which evaluates it
+    keep_kernels()  # those of our sampler, which evaluates the model
     import torch
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -374,9 +375,9 @@ def train_with_trl(a: argparse.Namespace) -> None:
             self.evaluate(state.global_step)
 
         def evaluate(self, updates: int) -> None:
-            """Changes nothing: neither the model nor what is drawn after it."""
+            """Leaves the model and the state of random number generators unchanged."""
             started = time.perf_counter()
-            with torch.random.fork_rng():  # a sampling copy begins with random weights
+            with torch.random.fork_rng():  # a sampling copy is initialized with random weights
                 found = alone.evaluated(partial(self.say, updates), held_out, evaluation.samples)
             log.append({**found, "updates": updates, "seconds": time.perf_counter() - started})
 
@@ -448,7 +449,7 @@ def main() -> None:
     if a.as_trl:
         train_with_trl(a)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the run that is watched ends with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the watched run is ended too
     if a.out.exists():
         parser.error(f"--out {a.out} is there already: runs would go on in it instead of beginning")
     if wrong := [each for each in a.settings if each.partition("=")[0] in OURS]:
@@ -463,7 +464,7 @@ def main() -> None:
     for method, name in methods:
         try:
             found[method], logs[method] = measure(method, name, a)
-        except RuntimeError as error:  # of a library that is not ours: what was measured before it is not lost
+        except RuntimeError as error:  # TRL's errors must not lose what was measured before
             if method != TRL or not found:
                 raise
             lost = f"{method}: not measured: {error}"

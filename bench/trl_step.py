@@ -1,13 +1,13 @@
-"""TRL's GRPO step with an adapter, as a rival of an update and of a stage.
+"""TRL's GRPO step with a LoRA adapter, to compare with an update and with a stage.
 
     python bench/trl_step.py --shape 1.7b          # 64 problems x 8 completions of 256 tokens, on a GPU
     python bench/trl_step.py --shape tiny --problems 2 --group 2 --prompt 16 --tokens 8      # on a CPU
 
 GRPOTrainer with transformers' own ``generate`` (no vLLM), no reference model, random rewards, and one optimizer update
-of the whole batch by gradient accumulation. Every prompt and every completion has exactly the asked number of tokens,
-and that is checked. Settings are chosen in TRL's favour: the base's weights are in the half precision itself,
-activations are kept unless ``--checkpointing``, nothing is logged or saved, and TRL needs no separate scoring when one
-update follows one generation. "train" is everything of a step but ``generate``.
+of the whole batch by gradient accumulation. Every prompt and every completion has exactly the requested number of
+tokens, which is checked. Settings favor TRL: the base's weights are stored in half precision, activations are kept
+unless ``--checkpointing``, nothing is logged or saved, and TRL needs no separate scoring pass when one update follows
+one generation. "train" is everything in a step except ``generate``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def word_tokenizer(vocabulary: int) -> Any:
-    """Token ``i`` is the word ``t<i>``, so text and ids say the same; 0 pads and 1 ends, as in the models here."""
+    """A tokenizer in which token ``i`` is the word ``t<i>``, so text and ids are equivalent; 0 is padding and 1 ends a
+    message, as in the models here."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    # Special words are looked for inside other words, so none may begin one.
+    # Special tokens are also matched inside words, so none may be a prefix of a word.
     names = ["<pad>", "<end>", *(f"t{i}" for i in range(2, vocabulary))]
     words = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="<pad>"))
     words.pre_tokenizer = WhitespaceSplit()
@@ -45,8 +46,8 @@ def word_tokenizer(vocabulary: int) -> Any:
 
 
 def dataset_of(columns: dict[str, list[Any]]) -> Any:
-    """A Dataset with a name of ours. One of its own is a hash of what pickles it, pyarrow among that: by its content,
-    which cannot be pickled, where pyarrow is not in a folder called ``site-packages``."""
+    """A Dataset with a fixed fingerprint. The default one is a hash of a pickle that includes pyarrow. If pyarrow is
+    not in a folder called ``site-packages``, it is pickled by its content, which fails."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
@@ -68,10 +69,10 @@ def grpo_step(
     cache: str | None = None,
     steps: int = 3,
 ) -> dict[str, Any]:
-    """Medians of ``steps`` steps after one that warms up: seconds of generating, of training, of the whole step.
+    """Medians over ``steps`` steps, after one for warm-up: seconds of generation, of training, and of the whole step.
 
-    ``lora`` is the adapter's rank, on all linear layers; ``precision`` is fp32, bf16 or fp16; ``cache`` is what
-    ``generate`` is told to use ("static" compiles and captures it). Needs trl.
+    ``lora`` is the adapter's rank, on all linear layers; ``precision`` is fp32, bf16 or fp16; ``cache`` is the cache
+    implementation of ``generate`` ("static" compiles and captures it). Needs trl.
     """
     from peft import LoraConfig
     from transformers import PrinterCallback
@@ -114,13 +115,13 @@ def grpo_step(
                 r=lora, lora_alpha=2 * lora, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
             ),
         )  # fmt: skip
-        trainer.remove_callback(PrinterCallback)  # stdout belongs to --json
+        trainer.remove_callback(PrinterCallback)  # stdout is reserved for --json
         before = _adapter(trainer.model)
         trainer.train()
     if torch.equal(before, _adapter(trainer.model)):
         raise RuntimeError("TRL's steps left the adapter as it was")
     del model, trainer
-    gc.collect()  # they refer to each other, and what runs next wants the memory
+    gc.collect()  # they are in a reference cycle, and what runs next needs the memory
     generate, whole = clock.generate[1:], clock.whole[1:]
     return {
         "generate s": statistics.median(generate),
@@ -135,9 +136,9 @@ def grpo_step(
 
 
 def as_stage(step: dict[str, Any], *, agents: int, epochs: int = 1) -> dict[str, Any]:
-    """A stage made of such steps: before each agent's update, all agents speak anew.
+    """A stage composed of such steps: before each agent's update, all agents generate again.
 
-    The step's prompt should be a context of middle length, the problem and half of what the other agents say.
+    The step's prompt should be a context of medium length: the problem and half of what the other agents say.
     """
     phases = {"sample": agents * agents * step["generate s"], "train": agents * epochs * step["train s"]}
     return {
@@ -153,7 +154,8 @@ def _adapter(model: Any) -> torch.Tensor:
 
 
 def _clock() -> Any:
-    """Times whole steps and, in them, calls of the model's ``generate``, whose last shape it keeps."""
+    """A callback that times whole steps and the model's ``generate`` calls in them, and keeps the shape of the last
+    output."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -207,7 +209,7 @@ def main() -> None:
         parser.error(f"{a.problems} x {a.group} completions do not divide into micro-batches of {a.micro_batch}")
     try:
         from trl import GRPOTrainer, __version__  # noqa: F401
-    except (ImportError, RuntimeError) as error:  # its lazy modules raise RuntimeError when a need of theirs is missing
+    except (ImportError, RuntimeError) as error:  # its lazy modules raise RuntimeError if a dependency is missing
         sys.stderr.write(f"trl is not installed: pip install trl ({error})\n")
         sys.exit(3)
     options = {k: v for k, v in vars(a).items() if k not in ("shape", "agents", "json")}

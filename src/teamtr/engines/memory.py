@@ -1,7 +1,7 @@
-"""The sizes of loaded models, for the estimate of what a demand takes (``engines.estimate``), and a rehearsal of it.
+"""Memory of loaded models: sizes for the estimate (``engines.estimate``), and a rehearsal of the longest step.
 
-Weights are counted; what one token's activations take is measured on the model itself, by looking at what autograd
-saves for a short text. ``rehearse`` then takes the longest step that the demand allows.
+Weights are counted. Activations per token are measured on the model itself, from what autograd saves for a short text.
+``rehearse`` then takes the longest step that the demand allows.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
 from teamtr.types import Ids
 
 PROBE_TOKENS = 64
-"""Of the shorter of two texts of one row that are measured."""
+"""Tokens of the shorter of two measured texts of one row."""
 SPREAD_TOKENS = 16
-"""Of each row in the shorter of two texts that are measured: two rows that share their first token."""
+"""Tokens of each row in the shorter of two measured texts of two rows, which share their first token."""
 
 
 def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLearner]:
@@ -41,14 +41,14 @@ def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLe
 
 
 def drop_halves(learners: Mapping[str, PolicyLearner]) -> None:
-    """Drop the copies of frozen bases in precisions that no agent computes in any more."""
+    """Drop the half-precision copies of frozen bases in precisions that no agent computes in any more."""
     policies = [_policy(learner) for learner in transformers_of(learners).values()]
     for fused in {id(policy.fused): policy.fused for policy in policies if policy.fused is not None}.values():
         fused.keep_halves({policy.dtype for policy in policies if policy.fused is fused})
 
 
 def plan(learners: Mapping[str, PolicyLearner], demand: Demand) -> MemoryPlan:
-    """The plan of these models."""
+    """The memory plan of these models."""
     transformers = transformers_of(learners)
     device = next((learner.policy.device for learner in transformers.values()), torch.device("cpu"))
     available = available_bytes(device)
@@ -57,12 +57,12 @@ def plan(learners: Mapping[str, PolicyLearner], demand: Demand) -> MemoryPlan:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """What a team may have of this device; None on a CPU, where nobody counts it."""
+    """Bytes of this device that a team may use; None on a CPU, where memory is not counted."""
     return card.free_bytes(device) + torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
 def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Held:
-    """What these models are, counted on themselves."""
+    """The models of a team, with sizes counted on the models themselves."""
     weights, adapters = _counted(learners)
     policies = [_policy(learner) for learner in learners.values()]
     # Agents of one base may compute in different precisions.
@@ -81,7 +81,7 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
 
 
 def _passing(policy: TransformerPolicy) -> int:
-    """What the largest layer takes that processes hold in parts; 0 where this one holds all of them."""
+    """Memory of the largest partitioned layer while it is gathered; 0 if this process holds all layers whole."""
     layers = getattr(policy.causal_lm.get_decoder(), "layers", ())
     sizes = [sum(p.numel() * p.element_size() for p in layer.parameters() if is_spread(p)) for layer in layers]
     half = policy.precision in ("fp16", "bf16")
@@ -89,12 +89,12 @@ def _passing(policy: TransformerPolicy) -> int:
 
 
 def _cast(policy: TransformerPolicy) -> int:
-    """What a base that is kept short takes while a layer of it is cast; 0 where it is float32."""
+    """Memory to cast a layer of a base that is kept in reduced precision; 0 if it is float32."""
     names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
     head = policy.causal_lm.get_output_embeddings().weight
     short = [p for p in policy.causal_lm.parameters() if p.ndim == 2 and p.dtype in names and p is not head]
     at_once = min(len(head), cast_rows(head.shape[1])) * head.shape[1] if head.dtype in names else 0
-    words = policy.causal_lm.get_input_embeddings().weight  # looked up, and cast row by row
+    words = policy.causal_lm.get_input_embeddings().weight  # embedding: looked up, and cast row by row
     sizes = [
         estimate.cast_bytes(p.numel() if p is not words else 0, at_once, policy.precision, kept=names[p.dtype])
         for p in short
@@ -103,7 +103,8 @@ def _cast(policy: TransformerPolicy) -> int:
 
 
 def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:
-    """Bytes of bases, with scales of int8 weights, and of adapters: every tensor once, however many agents share it."""
+    """Bytes of bases, including the scales of int8 weights, and of adapters. Each tensor counts once, however many
+    agents share it."""
     seen: dict[int, int] = {}
     adapters = 0
     for learner in learners.values():
@@ -117,7 +118,7 @@ def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:
 
 
 def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
-    """One for each architecture, or base that a server reads where it is."""
+    """One entry per architecture, or per base that a server reads in place."""
     by_server: dict[str, list[str]] = {}
     for name, learner in learners.items():
         model, pool = _policy(learner).causal_lm, _policy(learner).serving
@@ -148,7 +149,7 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
 
 
 def trained(learner: PolicyLearner) -> Trained:
-    """The agent's model while it is updated."""
+    """The sizes of the agent's model during its update."""
     policy = _policy(learner)
     config = text_config(policy.causal_lm)
     width = 2 if policy.precision in ("fp16", "bf16") else 4
@@ -173,18 +174,18 @@ def trained(learner: PolicyLearner) -> Trained:
 
 
 def _attention_widths(policy: TransformerPolicy) -> tuple[int, int]:
-    """How many numbers the queries of one token have, and its keys, in all layers together."""
+    """Elements of the queries of one token, and of its keys, summed over layers."""
     config = text_config(policy.causal_lm)
     try:
         shape = AttentionShape.of(config)
-    except Unsupported:  # layers differ; about as wide as what they read
+    except Unsupported:  # layers differ: assume the width of their inputs
         return (config.num_hidden_layers * config.hidden_size,) * 2
     return shape.layers * shape.heads * shape.dim, shape.layers * shape.kv_heads * shape.dim
 
 
 def activation_bytes_per_token(learner: PolicyLearner) -> float:
-    """What autograd keeps of one token between forward and backward: the difference that more text makes, since
-    weights in half precision are kept as well, however short the text."""
+    """Bytes that autograd saves for one token between forward and backward pass: the difference between two texts,
+    since weights in half precision are saved as well, however short the text."""
     text = _text(learner, 2 * PROBE_TOKENS)
     short, long = (
         kept_for_backward(learner, [text[: tokens - 1]], [text[tokens - 1 : tokens]])
@@ -194,8 +195,8 @@ def activation_bytes_per_token(learner: PolicyLearner) -> float:
 
 
 def _spread_bytes_per_token(learner: PolicyLearner) -> float:
-    """Bytes for each further token of two rows that share their first one, so that tokens are spread to rows. 0 where
-    rows are padded, which shares nothing."""
+    """Bytes saved per additional token of two rows that share their first one, so that tokens are spread to rows. 0 if
+    rows are padded, because then nothing is shared."""
     if not _policy(learner).packs:
         return 0.0
     text = _text(learner, 4 * SPREAD_TOKENS)
@@ -214,13 +215,13 @@ def _text(learner: PolicyLearner, tokens: int) -> Ids:
 
 
 def kept_for_backward(learner: PolicyLearner, prompts: Sequence[Ids], messages: Sequence[Ids]) -> int:
-    """Bytes that autograd holds after the forward pass over these rows, if nothing is recomputed."""
+    """Bytes that autograd holds after a forward pass over these rows without recomputation."""
     kept: dict[int, int] = {}
 
     def see(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # the tensor itself would keep the graph, and itself, for ever
+        return tensor.detach()  # the tensor itself would keep the graph, and thus itself, alive forever
 
     policy = learner.policy
     before, policy.recomputes = policy.recomputes, False
@@ -239,18 +240,19 @@ def _policy(learner: PolicyLearner) -> TransformerPolicy:
 
 
 def peak_bytes() -> int | None:
-    """The most that was in use since the last rehearsal; None without a card."""
+    """Peak of allocated bytes since the last rehearsal; None without a GPU."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
 def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal:
-    """Reserve what sampling takes, then score as much as is ever scored at once and take the longest step of every
-    trainable agent, and undo it. The peak is counted anew afterwards.
+    """Reserve the memory for sampling; then, for every trainable agent, score as much as is ever scored at once, take
+    the longest step, and undo it. The peak is reset afterwards.
 
-    Where the estimate says that a single message does not fit otherwise, activations are recomputed from here on.
-    Running out of memory lowers the micro-batch here and not in the middle of a run. An agent is not tried if its
-    update takes no more than one that fitted with the micro-batch it was asked for. Processes that share the learner
-    try the same agents with the same messages, whichever of them has less memory: each waits for what the others find.
+    If the estimate says that a single message does not fit otherwise, activations are recomputed from here on. If
+    memory runs out, the micro-batch is lowered here and not in the middle of a run. An agent is skipped if its update
+    takes no more memory than that of one that fitted with its configured micro-batch. Processes that share the learner
+    rehearse the same agents with the same messages, whichever of them has less memory, because each waits for results
+    of the others.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -264,7 +266,7 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         shards, processes = learner.passes.shards, learner.passes.shards.processes
         if shards.least(any(_takes_no_more(learners, demand, name, other) for other in fitted)):
             continue
-        most = -int(shards.least(-asked))  # one of them may have run out of memory before
+        most = -int(shards.least(-asked))  # the largest of all processes: one of them may have run out of memory before
         rows = Rows.of(name, most, demand)
         batch = _longest_batch(name, demand.lengths[name], rows.scored, processes)
         before = learner.snapshot()
@@ -287,14 +289,14 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
 
 
 def _takes_no_more(learners: Mapping[str, PolicyLearner], demand: Demand, name: str, other: str) -> bool:
-    """Whether an update of this agent takes at most the memory that one of the other takes: an adapter of the same size
-    on the same layers of the same base, computed alike, with messages that are no longer and no more."""
+    """Whether an update of this agent takes at most as much memory as one of the other: an adapter of the same size on
+    the same layers of the same base, computed in the same way, with no longer and no more messages."""
     one, two = learners[name], learners[other]
     if not (isinstance(one.policy, TransformerPolicy) and isinstance(two.policy, TransformerPolicy)):
         return False
 
     def computed(learner: PolicyLearner, policy: TransformerPolicy) -> tuple[Any, ...]:
-        # By layer: autograd keeps nothing of what lies before the first one, however many numbers the adapter has.
+        # By layer: autograd saves nothing of what precedes the first adapted layer, whatever the size of the adapter.
         name_in_keys, parameters = f".{policy.adapter}.weight", policy.parameters()
         sizes = {key.removesuffix(name_in_keys): own(parameter).shape for key, parameter in parameters.items()}
         how = policy.precision, policy.recomputes, policy.packs
@@ -310,7 +312,7 @@ def _takes_no_more(learners: Mapping[str, PolicyLearner], demand: Demand, name: 
 
 
 def _settle(learners: Mapping[str, PolicyLearner], demand: Demand) -> None:
-    """Recompute activations where the estimate says so, in micro-batches that fit by it."""
+    """Enable recomputation where the estimate requires it, with micro-batches that fit according to it."""
     transformers = transformers_of(learners)
     devices = [learner.policy.device for learner in transformers.values()]
     available = available_bytes(devices[0]) if devices else None
@@ -325,7 +327,8 @@ def _settle(learners: Mapping[str, PolicyLearner], demand: Demand) -> None:
 
 @contextmanager
 def _old_policy_of_the_rest(learner: PolicyLearner, demand: Demand, rehearsed: int) -> Iterator[None]:
-    """Within, as much of the card is taken as an update keeps of the messages that the rehearsal does not have."""
+    """Context in which as much GPU memory is allocated as an update keeps for the messages that are not in the
+    rehearsal."""
     held = None
     if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
         width = text_config(learner.policy.causal_lm).hidden_size
@@ -344,7 +347,8 @@ def _old_policy_of_the_rest(learner: PolicyLearner, demand: Demand, rehearsed: i
 
 
 def _longest_batch(agent: str, lengths: Lengths, each: int, processes: int) -> AgentBatch:
-    """So many messages for each process, in one shard, as long as can be, and no more alike than they must be."""
+    """This many messages per process, each process's in one shard, of maximal length and with no more in common than
+    they must have."""
     rng, count = np.random.default_rng(0), each * processes
     beginning = rng.integers(2, 64, size=lengths.shared).astype(np.int32)
 

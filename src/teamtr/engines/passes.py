@@ -1,4 +1,4 @@
-"""Passes of a policy over a batch, as large as memory allows; and what a policy was when it was frozen."""
+"""Passes of a policy over a batch, in micro-batches that fit into memory, and the policy frozen on a batch."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Result = TypeVar("Result")
 WHOLE = Shards()
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 ANYTHING = np.zeros(1, dtype=np.int32)
-"""A message of one token."""
+"""A placeholder message of one token."""
 
 NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
-"""What a card's libraries say when it is full."""
+"""Parts of the messages of GPU libraries that mean out of memory."""
 
 MOST_TIMES = 8
-"""So many times ``micro_batch`` rows are passed together at most, however short they are: the numbers of their tokens
-are padded to the longest message beside them."""
+"""Maximum number of rows per pass, as a multiple of ``micro_batch``, however short they are: values of their tokens are
+padded to the longest message of the pass."""
 
 HEAD_CHUNK_ELEMENTS = 16_000_000
 """Logits held at once on a CPU: chunk of positions x vocabulary."""
 HEAD_CHUNK_SHARE = 0.03
-"""Share of a card's memory for the same. When there are several chunks, each is computed again for the gradient."""
+"""Share of a card's memory for the same. If there are several chunks, each is recomputed for the gradient."""
 LEAN = 16 / 10
-"""So many times as many where output layer and score are one: plans count 16 bytes for each logit, and 10 are held
-there (``scoring.fused_features``: the logits of both policies in float32, their gradient in float16)."""
+"""Positions that fit, as a multiple, if output layer and score are fused: plans count 16 bytes per logit, and the fused
+path holds 10 (``scoring.fused_features``: the logits of both policies in float32, their gradient in float16)."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A frozen policy on one batch: features per message token of this process' rows, its head, and its token
-    log-probabilities. ``initial`` are those of the policy that the learner began with, where they were asked for;
-    ``values`` are the critic's, where there is one."""
+    """A frozen policy on one batch: features per message token of this process's rows, its head, and its token
+    log-probabilities. ``initial``: those of the policy that the learner began with, if requested; ``values``: those of
+    the critic, if there is one."""
 
     batch: AgentBatch
     features: list[Tensor]
@@ -70,10 +70,10 @@ class Scored:
 
 
 class Passes:
-    """The forward passes of one agent's policy: micro-batches of messages, chunks of the head, and a count of tokens.
-    When memory runs out, micro-batches become smaller and stay so, and then activations are recomputed unless
-    ``recompute`` forbids it. Only the rows of this process' shards are passed through; what others found is put beside
-    it."""
+    """Forward passes of one agent's policy: micro-batches of messages, chunks of the head, and token counts. When
+    memory runs out, micro-batches are lowered for good; at one message, activations are recomputed unless
+    ``recompute`` forbids it. Only the rows of this process's shards are computed; results for other rows come from
+    other processes."""
 
     def __init__(
         self, agent: str, policy: Policy, micro_batch: int, shards: Shards = WHOLE, recompute: Recompute = "auto"
@@ -92,18 +92,18 @@ class Passes:
 
     @property
     def may_recompute(self) -> bool:
-        """Whether activations are recomputed where that is needed. Layers that processes hold in parts are not there
-        any more on the way back."""
+        """Whether activations may be recomputed if needed. Not in lockstep: partitioned layers are no longer gathered
+        in the backward pass."""
         return self.recompute != "never" and not self.shards.lockstep and self.policy.can_recompute
 
     def freeze(self, batch: AgentBatch, found: Mapping[int, Tensor] = NOTHING) -> Reference:
-        """The policy as it is now, on this batch. ``found``: of rows of this process, features that somebody has
-        computed with the same weights; only the others are passed through the model."""
+        """Freezes the current policy on this batch. ``found``: features of rows of this process that were already
+        computed with the same weights; only the other rows are passed through the model."""
         own = self.fitting(lambda: self._freeze(batch, found))
         return replace(own, logp=self.of_all_rows(dict(enumerate(own.logp)), batch))
 
     def of_all_rows(self, own: Mapping[int, Tensor], batch: AgentBatch) -> list[Tensor]:
-        """Something for every token of every message, from whoever computed it."""
+        """Values for every token of every message, each from the process that computed them."""
         return self.shards.complete(own, batch, np.arange(len(batch)), batch.lengths_M)
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class Passes:
         return Reference(batch, features, head, logp)
 
     def score(self, reference: Reference, rows: Rows) -> Scored:
-        """The policy as it is now, beside the frozen one, on some rows."""
+        """Scores some rows with the current policy, next to the frozen one."""
         part = reference.batch.rows(rows)
         hidden_NH = self.features(part)
         head = self.policy.head()
@@ -143,7 +143,7 @@ class Passes:
         pieces = []
         lean = scores_in_half(head) and scores_in_half(reference.head)
         for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N, lean=lean):
-            keep = len(new) == len(hidden_NH)  # of several chunks, logits would be held all at once
+            keep = len(new) == len(hidden_NH)  # with several chunks, all their logits would be held at once
             pieces.append(score_features(head, reference.head, new, cur, ids, keep=keep))
         logp_N, kl_N = pieces[0] if len(pieces) == 1 else (torch.cat(x) for x in zip(*pieces, strict=True))
         return Scored(logp_N, kl_N, part.lengths_M.tolist())
@@ -156,10 +156,10 @@ class Passes:
     def chunks(
         self, batch: AgentBatch, head: Head, *tensors: Tensor, lean: bool = False
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Of positions, so few that the logits of one chunk fit: never more than ``micro_batch`` of the batch's longest
-        messages have, because the memory plan counts so many. Where passes are filled by tokens, short prompts leave
-        room for more. ``lean``: only ``score_features`` reads them, with both heads in half precision, and ``LEAN``
-        times as many take the memory that is planned."""
+        """Splits positions into chunks whose logits fit into memory: at most as many as ``micro_batch`` of the batch's
+        longest messages have, because the memory plan counts that many. A pass that is filled by tokens may have more
+        if prompts are short. ``lean``: chunks are only read by ``score_features``, with both heads in half precision,
+        where ``LEAN`` times as many take the planned memory."""
         with torch.no_grad():
             vocabulary = head(tensors[0][:1]).shape[-1]
         planned = self.micro_batch * int(batch.lengths_M.max())
@@ -167,7 +167,7 @@ class Passes:
         if lean:
             size = int(size * LEAN)
         if len(tensors[0]) <= size:
-            return iter([tensors])  # as they are: a gradient need not go through a cut that cuts nothing
+            return iter([tensors])  # unsplit, so that gradients do not pass through a split into one chunk
         return zip(*(t.split(size) for t in tensors), strict=True)
 
     def own_shards(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, list[Rows]]]:
@@ -175,30 +175,32 @@ class Passes:
         return [(shard, self.micro_batches(batch, part)) for shard, part in self.shards.split_own(batch, rows)]
 
     def own_parts(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
-        """All of them, one after the other."""
+        """All micro-batches of this process, one after the other."""
         return [part for _, parts in self.own_shards(batch, rows) for part in parts]
 
     @contextmanager
     def in_step(self, passes: int) -> Iterator[None]:
-        """So many passes are made within; then, in lockstep, as many more as others make."""
+        """Context for this many passes. In lockstep, idle passes are added at its end until all processes have made the
+        same number."""
         rounds = self.shards.rounds(passes)
         yield
         for _ in range(rounds - passes):
             self.pass_idly()
 
     def over(self, passes: int) -> AbstractContextManager[Work]:
-        """So many micro-batches, for whoever shows what takes long."""
+        """Progress over this many micro-batches, for display."""
         return working(f"passes of {self.agent}", passes, "micro-batches")
 
     def counts(self, batch: AgentBatch, rows: Rows) -> dict[int, int]:
-        """How many micro-batches each shard has, wherever it is computed."""
+        """Number of micro-batches of each shard, whichever process computes it."""
         return {shard: len(self.micro_batches(batch, part)) for shard, part in self.shards.split(batch, rows)}
 
     def pass_idly(self) -> None:
-        """Through the model, for others' sake: it leaves no trace but what others add to spread weights' gradients."""
+        """Passes through the model because other processes need this one to take part. No effect, except that others
+        add to gradients of partitioned weights."""
         parameters = [parameter for parameter in self.policy.parameters().values() if not is_spread(parameter)]
         held = [parameter.grad for parameter in parameters]
-        for parameter in parameters:  # zeros that are added could still turn the sign of a zero
+        for parameter in parameters:  # adding zeros could still change the sign of a zero
             parameter.grad = None
         with self.policy.computing():
             hidden_NH = self.policy.features([ANYTHING], [ANYTHING])
@@ -208,9 +210,9 @@ class Passes:
             parameter.grad = gradient
 
     def micro_batches(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
-        """The rows of one problem side by side, because what they begin with in common is computed once; the
-        micro-batches by falling size. Where memory goes by tokens, each holds up to as many as ``micro_batch`` of the
-        longest rows have, so that a pass over short rows is not too small for a card."""
+        """Splits rows into micro-batches, sorted by decreasing size. Rows of one problem are adjacent, because their
+        common prefix is computed once. If memory depends on tokens, a micro-batch holds up to as many tokens as
+        ``micro_batch`` of the longest rows, so that a pass over short rows is not too small for a card."""
         size_M = batch.sizes_M
         longest = np.zeros(int(batch.problem_M.max()) + 1, dtype=np.int64)
         np.maximum.at(longest, batch.problem_M[rows], size_M[rows])
@@ -224,9 +226,10 @@ class Passes:
         return sorted(parts, key=lambda part: -int(size_M[part].sum()))
 
     def fitting(self, compute: Callable[[], Result]) -> Result:
-        """Compute; when memory runs out, lower the micro-batch, then recompute activations, and start over.
+        """Calls ``compute``. When memory runs out, lowers the micro-batch, then recomputes activations, and starts
+        over.
 
-        Micro-batches are weighted exactly, so what comes out is the same but for rounding.
+        Micro-batches are weighted exactly, so the result is the same up to rounding.
         """
         while True:
             try:
@@ -247,20 +250,20 @@ class Passes:
                         f"{self.policy.device}; {spare}shorten max_tokens or the contexts, or use a smaller model"
                     ) from error
                 self.micro_batch = lowered(self.micro_batch)
-            # Outside of the handler, so that the failed pass is really gone.
+            # Outside of the handler, where the exception no longer keeps tensors of the failed pass alive.
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
 def lowered(micro_batch: int) -> int:
-    """The next one to try where so many messages at a time do not fit: by a quarter, since a card often waits for the
-    host with fewer."""
+    """The next micro-batch to try if this one does not fit: a quarter smaller, because with fewer messages a card often
+    waits for the host."""
     return max(1, 3 * micro_batch // 4)
 
 
 def _filled(rows: Rows, sizes: NDArray[np.int64], room: int, most: int) -> list[Rows]:
-    """Rows in this order, cut wherever the next one has no room left, or there are so many. None is larger than the
-    room."""
+    """Splits rows, in this order, before each row that exceeds the room left, or after ``most`` rows. No row is larger
+    than ``room``."""
     cuts, taken, begun = [], 0, 0
     for place, size in enumerate(sizes.tolist()):
         if taken + size > room or place - begun == most:
@@ -271,13 +274,13 @@ def _filled(rows: Rows, sizes: NDArray[np.int64], room: int, most: int) -> list[
 
 
 def head_chunk(device: torch.device, vocabulary: int) -> int:
-    """Positions whose logits are held at once."""
+    """Number of positions whose logits are held at once."""
     on_a_card = device.type == "cuda"
     return chunk_for(torch.cuda.get_device_properties(device).total_memory if on_a_card else None, vocabulary)
 
 
 def chunk_for(memory: int | None, vocabulary: int) -> int:
-    """Positions whose logits are held at once on a card with so many bytes of memory; None: on a CPU."""
+    """Number of positions whose logits are held at once on a card with this many bytes of memory; None: on a CPU."""
     elements = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
     return max(1, elements // vocabulary)
 
@@ -287,13 +290,13 @@ def packed(tensors: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
 
 
 def off_device(tensors: Sequence[Tensor]) -> Floats:
-    """Packed, in one transfer."""
+    """The concatenated tensors on the host, in one transfer."""
     packed_N: Floats = torch.cat(list(tensors) or [torch.zeros(0)]).double().cpu().numpy()
     return packed_N
 
 
 def by_message(tensors: Sequence[Tensor], batch: AgentBatch) -> list[Floats]:
-    """The same, and split again."""
+    """The same, split into messages again."""
     return np.split(off_device(tensors), np.cumsum(batch.lengths_M)[:-1]) if len(batch) else []
 
 
@@ -304,7 +307,8 @@ def packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Padding:
-    """Where packed tokens stand in [M, T], and which places hold one: it comes from lengths, never from ids."""
+    """Places of packed tokens in [M, T], and a mask of the places that hold one: derived from lengths, never from
+    ids."""
 
     place_N: Tensor
     mask_MT: Tensor
@@ -315,7 +319,8 @@ class Padding:
         return Padding(send(np.flatnonzero(mask_MT), device), send(mask_MT, device))
 
     def __call__(self, values_N: Tensor) -> Tensor:
-        """[N] to [M, T], zeros elsewhere. One copy each way: ``pad_sequence`` goes back message by message."""
+        """Pads [N] to [M, T] with zeros. One copy in each direction: the backward pass of ``pad_sequence`` goes message
+        by message."""
         empty = values_N.new_zeros(self.mask_MT.numel())
         return empty.index_copy(0, self.place_N, values_N).view(self.mask_MT.shape)
 
@@ -326,5 +331,6 @@ def forget_gradients(policy: Policy) -> None:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Libraries of the card say it in words of their own when they find no room for their workspace."""
+    """Whether this error means out of memory. GPU libraries raise errors of their own when there is no room for a
+    workspace."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_ROOM)

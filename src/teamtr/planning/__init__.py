@@ -1,1 +1,1 @@
-"""What a run takes on a given cluster, before it runs: memory by part, seconds by phase, and what bounds them."""
+"""Predicts what a run needs on a given cluster: memory by part, seconds by phase, and what bounds them."""

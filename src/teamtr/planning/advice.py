@@ -1,4 +1,4 @@
-"""What would help: the same plan with one setting changed, where that fits and is faster; where workers are placed."""
+"""Advice on a plan: changed settings that make it fit or run faster, and how many workers fit on a card."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from teamtr.planning.stage import Prediction, fitting, predict
 from teamtr.ports import GB
 
 WORTH_TELLING = 0.95
-"""Of a stage's time, that a change must bring it down to."""
+"""If a plan fits already, a change is reported only if it brings a stage to at most this share of its time."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Settings as a command line takes them, and what a stage takes with them."""
+    """Changed settings as command-line arguments, the seconds of a stage with them, and their ratio to those of the
+    plan."""
 
     settings: str
     seconds: float
@@ -28,7 +29,7 @@ class Change:
 
 
 def helpful(prediction: Prediction) -> list[Change]:
-    """What makes it fit, or where it fits already, what makes it faster; the fastest first."""
+    """Changes that make the plan fit, or make it faster if it fits already; the fastest first."""
     found = []
     fits = prediction.memory.fits
     candidates = _alternatives(prediction.setup) if fits else _that_fit(prediction.setup)
@@ -40,8 +41,8 @@ def helpful(prediction: Prediction) -> list[Change]:
 
 
 def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """With less at a time, as it is, with one copy of the base, and on more cards; and with layers in parts, over as
-    few workers as can hold them."""
+    """Yields setups, with micro-batch and KV pages reduced as needed: as planned, with recomputation, with one copy of
+    the base, with other numbers of workers, and with partitioned layers over the fewest workers that can hold them."""
     yield made_to_fit("", setup)
     if setup.learning.recompute == "never":
         yield made_to_fit("learner.recompute=auto", replace(setup, learning=replace(setup.learning, recompute="auto")))
@@ -50,7 +51,7 @@ def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
             settings, other = made_to_fit(*once)
             yield settings, other
             if all(memory_of(one).fits for one in other.by_group):
-                break  # 8 bits cost the model itself something, and are told where nothing else fits
+                break  # int8 degrades the model, so it is suggested only if fp16 is not enough
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
     if not setup.cluster.shard_base and (spread := _in_parts(setup)):
@@ -58,7 +59,8 @@ def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def _held_once(setup: Setup, base: str) -> tuple[str, Setup] | None:
-    """With one copy of the base below adapters; None where there is one, and where nothing can be shared."""
+    """The settings and setup with one copy of the base below adapters; None if there is only one already, or if nothing
+    can be shared."""
     sampling = setup.sampling
     other = replace(setup, learning=replace(setup.learning, base=base), sampling=replace(sampling, by_row=True))
     may = sampling.paged and sampling.servers is None and not setup.cluster.shard_base
@@ -69,8 +71,8 @@ def _held_once(setup: Setup, base: str) -> tuple[str, Setup] | None:
 
 
 def _in_parts(setup: Setup) -> tuple[str, Setup] | None:
-    """With layers in parts, and in every group that does not fit as few workers as can hold them; None where no number
-    of them can."""
+    """The settings and setup with partitioned layers, where each group that does not fit gets at least the fewest
+    workers that can hold them; None if no number of workers can."""
     told, other = [], setup
     for number, one in enumerate(setup.by_group):
         if fitting(one)[1].fits:
@@ -85,7 +87,7 @@ def _in_parts(setup: Setup) -> tuple[str, Setup] | None:
 
 
 def _alternatives(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The setup with one setting changed."""
+    """Yields the setup with one setting changed."""
     yield from _of_cluster(setup)
     size = setup.learning.micro_batch
     for count in sorted({2 * size, max(1, size // 2)} - {size}):
@@ -108,12 +110,12 @@ def _of_cluster(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def _spread(setup: Setup) -> str:
-    """What a base is that workers hold in parts: float32."""
+    """The settings that partition layers across workers. A partitioned base is float32."""
     return f"cluster.shard_base=true{'' if setup.learning.base == 'fp32' else ' learner.base=fp32'}"
 
 
 def _with_workers(setup: Setup, number: int, count: int) -> tuple[str, Setup]:
-    """Another number of workers of this group, with cards for them."""
+    """The settings and setup with this number of workers in the group, and cards for them."""
     cluster, other = setup.cluster, setup.cluster.with_workers(number, count)
     if other.workers == cluster.workers:
         return "", setup
@@ -130,7 +132,8 @@ def _with_micro_batch(setup: Setup, count: int) -> Setup:
 
 
 def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
-    """The same with as little less as makes it fit: messages at a time, then pages for one batch only."""
+    """The settings and setup, reduced to fit: by a smaller micro-batch, or else by KV pages for one batch only and a
+    micro-batch that fits with them. Unchanged if neither fits."""
     least = pages_of_a_batch(setup)
     for memory in (setup.sampling.memory, least):
         size = setup.learning.micro_batch
@@ -156,8 +159,9 @@ def pages_of_a_batch(setup: Setup) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """``workers_on_a_card`` are planned, and ``fit_on_a_card`` is how many its memory would hold with pages for one
-    batch each (None: nobody counts it). ``sharding``: whether layers must be spread, in words."""
+    """How workers are placed on a card. ``workers_on_a_card`` are planned; ``fit_on_a_card`` is how many fit into its
+    memory with KV pages for one batch each (None: memory is not counted). ``sharding``: whether layers must be
+    partitioned, as text."""
 
     workers_on_a_card: int
     fit_on_a_card: int | None
@@ -172,7 +176,7 @@ class Placement:
 
 
 def placement(prediction: Prediction) -> Placement:
-    """Of the workers of one group."""
+    """The placement of the workers of one group."""
     cluster, memory = prediction.setup.cluster, prediction.memory
     servers = prediction.setup.sampling.servers
     taken = 0 if servers is None else servers.taken(cluster.card.memory)
@@ -194,8 +198,8 @@ def _sharding(prediction: Prediction) -> str:
 
 
 def smallest_sharing(setup: Setup) -> int | None:
-    """The fewest workers, one to a card, whose parts of the models fit, messages at a time and pages as they must be;
-    None where no number of them does."""
+    """The fewest workers, one per card, whose parts of the models fit, with micro-batch and KV pages reduced as needed;
+    None if no number does. Tries powers of two from 2 to 1024."""
     for count in (2**k for k in range(1, 11)):
         cards = count + setup.cluster.beside
         cluster = replace(setup.cluster, workers=count, shards=count, cards=cards, shard_base=True)

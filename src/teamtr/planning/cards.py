@@ -1,4 +1,4 @@
-"""Cards that a run may be planned for, by what their makers' data sheets say, without sparsity."""
+"""Cards that a run can be planned for, with the rates of the manufacturers' data sheets, without sparsity."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from teamtr.errors import UserError
 class Card:
     """One device.
 
-    ``memory`` in bytes (None: that of the machine, which nobody counts), ``bandwidth`` in bytes per second, ``flops``
-    of matrix products per second by precision, ``link`` in bytes per second and direction to other cards of a machine.
+    ``memory`` in bytes (None: main memory, which is not counted), ``bandwidth`` in bytes per second, ``flops`` of
+    matrix products per second by precision, ``link`` in bytes per second and direction to other cards of the same
+    machine.
     """
 
     name: str
@@ -30,15 +31,16 @@ class Card:
 
 
 def _card(name: str, gb: int, tb_per_s: float, tflops: tuple[float, float, float], link_gb_per_s: float) -> Card:
-    """``tflops`` in half precision, TF32 and float32. The sheets' GB are 10^9 bytes; cards show a little more."""
+    """``tflops`` are those in half precision, TF32 and float32. A data sheet's GB is 10^9 bytes; cards report slightly
+    more."""
     half, tf32, fp32 = (1e12 * x for x in tflops)
     flops = {"fp16": half, "bf16": half, "tf32": tf32, "fp32": fp32}
     return Card(name, gb * 10**9, 1e12 * tb_per_s, flops, 1e9 * link_gb_per_s)
 
 
 CPU = Card("cpu", None, 35e9, dict.fromkeys(("fp16", "bf16", "tf32", "fp32"), 36e9), 1e9)
-"""One core, in float32: a copy and a product of 512 x 512 on the machine of docs/cluster.md. On a CPU, ratios mean more
-than seconds."""
+"""One core in float32, measured by copying and by a 512 x 512 product on the machine of docs/cluster.md. On a CPU,
+ratios are more reliable than seconds."""
 
 CARDS: dict[str, Card] = {
     card.name: card
@@ -51,8 +53,8 @@ CARDS: dict[str, Card] = {
         CPU,
     )
 }
-"""H200, H100 and A100 are the SXM boards, with NVLink between them; L40S and RTX4090 have PCIe 4 with 16 lanes. The
-RTX4090's half precision is that with sums in float32."""
+"""H200, H100 and A100 are the SXM boards, connected by NVLink; L40S and RTX4090 have PCIe 4 with 16 lanes. The
+half-precision rate of the RTX4090 is the one with float32 accumulation."""
 
 
 def card_named(name: str) -> Card:
@@ -65,11 +67,11 @@ def card_named(name: str) -> Card:
 
 
 OTHER_BOARDS = {"pcie", "nvl", "mig", "laptop", "d"}
-"""Words in the name of a device that is slower than the card of the table, or a part of it."""
+"""Words in a device name that mark a slower board than the card of the table, or a part of one."""
 
 
 def card_like(device: str) -> Card | None:
-    """The card of the table that a device of this name is ("NVIDIA A100-SXM4-80GB" is an A100-80), if any."""
+    """The card of the table with this device name ("NVIDIA A100-SXM4-80GB" is an A100-80); None if there is none."""
     words = set(re.sub(r"\brtx (?=\d)", "rtx", re.sub(r"[^a-z0-9]+", " ", device.lower())).split())
     if words & OTHER_BOARDS:
         return None

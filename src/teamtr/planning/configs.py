@@ -1,4 +1,4 @@
-"""The shape of a model that a team file names, without its weights: from its config.json, in a folder or on the hub."""
+"""Shapes of the models in a team file, from config.json in a folder or on the hub, without their weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teamtr.planning.shape import ModelShape
 
 
 def shape_of_source(source: str, revision: str | None = None) -> ModelShape:
-    """Of a folder or a hub id."""
+    """The shape of the model in a folder or with a hub id."""
     name = f"model {source!r}"
     folder = Path(source).expanduser()
     if not source.startswith((".", "/", "~")) and not folder.exists():
@@ -34,7 +34,7 @@ def shape_of_source(source: str, revision: str | None = None) -> ModelShape:
 
 
 def tiny_shape(layers: int, width: int, heads: int) -> ModelShape:
-    """Of the built-in model (``engines.torch.loading``)."""
+    """The shape of the built-in model (``engines.torch.loading``)."""
     return ModelShape(
         layers=layers,
         width=width,

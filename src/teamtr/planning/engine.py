@@ -1,4 +1,4 @@
-"""The Engine port over models that are not loaded: it knows what they take, and computes nothing."""
+"""The Engine port for models that are not loaded: estimates their memory and refuses what needs weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ UNLOADED = "unloaded"
 
 
 class UnloadedEngine:
-    """``setup_of``: what is planned for, once the demand is known; ``trained``: parameters that each agent trains."""
+    """``setup_of`` returns the setup to plan for, given the demand; ``trained``: number of parameters that each agent
+    trains."""
 
     def __init__(self, agents: Sequence[str], trained: dict[str, int], setup_of: Callable[[Demand], Setup]) -> None:
         self.agents = tuple(agents)
@@ -30,16 +31,16 @@ class UnloadedEngine:
         return AgentInfo(UNLOADED, (), UNLOADED, frozenset(), trained_parameters=self._trained[agent])
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of the worker that has most to do, in the group that has least to spare."""
+        """The memory plan of the busiest worker, in the group with the least memory to spare."""
         return tightest(map(memory_of, self._setup_of(demand).by_group)).plan
 
     def peak_bytes(self) -> int | None:
         return None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: nothing is held."""
 
-    # -- what needs weights -----------------------------------------------------------------------------------
+    # -- methods that need weights ----------------------------------------------------------------------------
 
     def sample(
         self,

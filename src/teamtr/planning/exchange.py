@@ -1,4 +1,4 @@
-"""Seconds between processes: gradients, parts of spread layers, calls to workers, checkpoints."""
+"""Seconds between processes: summing gradients, gathering partitioned layers, calls to workers, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from teamtr.planning.setup import Member, Setup
 
 
 def gradient_bytes(setup: Setup, member: Member) -> int:
-    """Of one shard's gradient, in float32, without that of spread layers."""
+    """Bytes of one shard's gradient in float32, without that of partitioned layers."""
     spread = setup.cluster.shard_base and not member.adapted
     return 4 * (member.trained - (member.shape.blocks if spread else 0))
 
 
 def exchange_seconds(setup: Setup, member: Member) -> Spent:
-    """Of one update. A worker sends the slices of its shards' gradients to those who add them, adds its own slice of
-    all shards in their order, and gets the other sums (``engines.cluster.ranks``)."""
+    """Seconds of exchanging gradients in one update. A worker sends slices of its shards' gradients to the workers that
+    sum them, sums its own slice over all shards in their order, and receives the other sums
+    (``engines.cluster.ranks``)."""
     cluster = setup.cluster
     if cluster.workers == 1 or cluster.shards == 1:
         return Spent()
@@ -31,8 +32,8 @@ def exchange_seconds(setup: Setup, member: Member) -> Spent:
 
 
 def gather_seconds(setup: Setup, member: Member, passes: PassCount) -> Spent:
-    """Of putting spread layers together, in every pass forward and once more in every pass back; and of sending away
-    the gradients of those that are trained, in every pass back."""
+    """Seconds of gathering partitioned layers, in every forward pass and again in every backward pass, and of sending
+    the gradients of trained ones in every backward pass."""
     cluster = setup.cluster
     if not cluster.shard_base or cluster.workers == 1:
         return Spent()
@@ -42,7 +43,7 @@ def gather_seconds(setup: Setup, member: Member, passes: PassCount) -> Spent:
 
 
 def call_seconds(setup: Setup, *, local: bool) -> Spent:
-    """Of a stage's calls to workers."""
+    """Seconds of a stage's calls to workers."""
     if local:
         return Spent()
     turns = setup.batches * len(setup.turns) * rates.CALLS_OF_TURN
@@ -52,5 +53,5 @@ def call_seconds(setup: Setup, *, local: bool) -> Spent:
 
 
 def checkpoint_seconds(member: Member) -> Spent:
-    """Of one commit: the updated agent's weights and moments."""
+    """Seconds of one commit, which writes the weights and moments of the updated agent."""
     return Spent.on(disk=3 * 4 * member.trained / rates.DISK)

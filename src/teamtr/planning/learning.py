@@ -1,4 +1,4 @@
-"""Seconds of an update: scoring, steps and the gate, each pass bound by matrix products or by launches."""
+"""Seconds of an update: scoring, optimizer steps and the gate, each pass bound by matrix products or launches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from teamtr.training.scoring import FLOOR_MESSAGES
 from teamtr.training.update import KL_SUBSAMPLE
 
 ATTENTION_BACK = 2.5
-"""Of what attention computes on the way forward, on the way back: its kernels keep no weights, so that they compute
-scores once more, and then gradients of weights, scores, queries, keys and values: five products instead of two."""
+"""Operations of attention in the backward pass, relative to the forward pass. Its kernels do not keep attention
+weights: they recompute the scores, and then compute the gradients of weights, queries, keys and values, with five
+products instead of two."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Messages that a pass goes over: how many, of how many problems, in how many micro-batches."""
+    """The messages of a pass: of how many problems and episodes, in how many micro-batches."""
 
     problems: float
     episodes: float
@@ -31,7 +32,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class PassCount:
-    """How many passes through the model a phase makes on one worker: each gathers a base that is sharded."""
+    """Number of passes through the model that a phase makes on one worker; each pass gathers a partitioned base."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -42,12 +43,12 @@ class PassCount:
 
 @dataclass(frozen=True)
 class LearnerCost:
-    """One agent's model while it is updated, on one card."""
+    """Costs of one agent's model during its update, on one card."""
 
     setup: Setup
     member: Member
     recomputes: bool = False
-    """Whether a step computes its layers once more on the way back."""
+    """Whether the backward pass of a step recomputes activations."""
 
     @property
     def card(self) -> Card:
@@ -58,14 +59,15 @@ class LearnerCost:
         return len(self.setup.turns_of(self.member.name))
 
     def forward(self, rows: Selection, heads: int) -> Spent:
-        """A pass without a gradient, and the output layer so many times: the new policy's, the old one's."""
+        """A pass without gradients. ``heads``: how often the output layer is computed, e.g. for the new and the old
+        policy."""
         flops = self._body(rows, 2.0, 1.0) + heads * self.member.shape.head_flops(self._said(rows))
         return self._bound(flops, rates.SCORE, rows.micro_batches, rows.micro_batches)
 
     def step(self, rows: Selection) -> Spent:
-        """Forward and backward: another product for every one of the forward pass, and one more for weights that are
-        trained themselves. Of the output layer also the old policy's, and both once more where the logits of a
-        micro-batch are not held until then."""
+        """A forward and a backward pass. The backward pass has one product for every product of the forward pass, and
+        another one for weights that are trained themselves. The output layer is also computed for the old policy; both
+        are computed again if the logits of a micro-batch are not held until the backward pass."""
         factor, again = 4.0 if self.member.adapted else 6.0, 1.0 if self.recomputes else 0.0
         heads = factor / 2.0 + 1.0 + (0.0 if self._holds_logits(rows) else 2.0)
         head = self.member.shape.head_flops(self._said(rows)) * heads
@@ -80,15 +82,15 @@ class LearnerCost:
         return rows.episodes * sum(turn.message for turn in self.setup.turns_of(self.member.name))
 
     def _holds_logits(self, rows: Selection) -> bool:
-        """Whether those of the step's largest micro-batch are in one chunk; it has messages of one shard."""
+        """Whether the logits of a step's largest micro-batch fit into one chunk. Its messages are of one shard."""
         turns, shards = self.setup.turns_of(self.member.name), Load.learned(self.setup).parts
         messages = min(self.setup.learning.micro_batch, ceil(rows.episodes * self.turns / shards))
         positions = messages * max((turn.message for turn in turns), default=0)
         return positions <= scored_at_once(self.setup, self.member)
 
     def _body(self, rows: Selection, factor: float, attended: float) -> float:
-        """Operations in the blocks: ``factor`` for each weight and token, beginnings that rows share once, and
-        ``attended`` times those of attention on the way forward, which sees whole rows."""
+        """Operations in the transformer blocks: ``factor`` for each weight and token, with common prefixes counted
+        once, and ``attended`` times those of attention in the forward pass, which covers whole rows."""
         shape = self.member.shape
         attention = sum(
             shape.attention_flops(rows.episodes * turn.whole, turn.whole / 2)
@@ -97,8 +99,8 @@ class LearnerCost:
         return factor * shape.body * self._tokens(rows) + attended * attention
 
     def _bound(self, flops: float, shares: dict[str, float], passes: float, casts: float) -> Spent:
-        """Products and launches go on beside each other on a card: the longer counts. On a CPU both do. ``casts``: how
-        often all weights are cast, where they are kept otherwise than they are computed with."""
+        """On a card, products and launches overlap, and the longer one counts. On a CPU they add up. ``casts``: how
+        often all weights are cast, if they are kept in another precision than they are computed in."""
         precision, layers, beside = self.setup.precision(self.member), self.member.shape.layers, self.setup.cluster
         share = rates.CPU_SHARE if self.card.is_cpu else shares[precision]
         compute = flops / (share * self.card.flops[precision]) * beside.busy_on_a_card
@@ -111,7 +113,8 @@ class LearnerCost:
 
 
 def score_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
-    """Freezing the old policy, that of a reference where the objective has one, and the noise floor."""
+    """Scoring with the old policy and, if the objective has one, the reference policy, and measuring the noise
+    floor."""
     load = Load.learned(learner.setup)
     everything = all_rows(learner, load)
     times = 2 if learner.setup.plan.objective.has_reference else 1
@@ -121,7 +124,7 @@ def score_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
 
 
 def train_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
-    """Every epoch's steps, the measurement that sizes the first step, and those that may end it early."""
+    """The steps of all epochs, the measurement that sizes the first step, and those that may stop training early."""
     load, setup = Load.learned(learner.setup), learner.setup
     step = step_rows(learner, load)
     steps = setup.learning.epochs * setup.learning.minibatches
@@ -134,8 +137,8 @@ def train_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
 
 
 def gate_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
-    """The first subsample, which is assumed to settle it; all messages in plans that reuse rollouts or steer beta
-    without a gate."""
+    """Measuring the first subsample, which is assumed to decide; or all messages, in plans that reuse rollouts or that
+    adapt beta without a gate."""
     load, setup = Load.learned(learner.setup), learner.setup
     plan = setup.plan
     share = 1.0 if plan.reuses_rollouts or plan.region.measures_all else setup.learning.gate_share
@@ -147,13 +150,14 @@ def gate_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
 
 
 def all_rows(learner: LearnerCost, load: Load) -> Selection:
-    """Every message of a worker, shard by shard."""
+    """All messages of a worker, shard by shard."""
     each = _micro_batches(learner, load.rows * learner.turns)
     return Selection(load.problems * load.parts, load.rows * load.parts, load.parts * each)
 
 
 def step_rows(learner: LearnerCost, load: Load) -> Selection:
-    """One step's, drawn at random: few of a problem's episodes are in the same step, and share their prompt."""
+    """The messages of one step, drawn at random: few episodes of a problem are in the same step and share their
+    prompt."""
     steps, group = learner.setup.learning.minibatches, learner.setup.plan.group_size
     problems = load.problems * load.parts * (1.0 - (1.0 - 1.0 / steps) ** group)
     each = _micro_batches(learner, load.rows * learner.turns / steps)
@@ -161,7 +165,7 @@ def step_rows(learner: LearnerCost, load: Load) -> Selection:
 
 
 def some_rows(learner: LearnerCost, load: Load, messages: int) -> Selection:
-    """So many of all messages, spread over the workers; hardly two of them of one problem."""
+    """This many of all messages, spread over the workers. Hardly any two of them are of one problem."""
     whole = learner.setup.plan.problems * learner.setup.plan.group_size * learner.turns
     share = min(1.0, messages / whole)
     own = share * load.rows * load.parts
@@ -171,8 +175,8 @@ def some_rows(learner: LearnerCost, load: Load, messages: int) -> Selection:
 
 
 def _micro_batches(learner: LearnerCost, messages: float) -> float:
-    """Passes over so many messages. On a card in half precision they are filled by tokens, as many as the micro-batch's
-    messages have in the longest turn: those of shorter turns take less."""
+    """Number of passes over this many messages. On a card in half precision, passes are filled by tokens, up to those
+    that a micro-batch of the longest turn has; messages of shorter turns take less."""
     setup, sizes = learner.setup, [turn.whole for turn in learner.setup.turns_of(learner.member.name)]
     if not learner.card.is_cpu and setup.precision(learner.member) in HALVES:
         messages *= sum(sizes) / (len(sizes) * max(sizes))

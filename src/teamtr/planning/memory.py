@@ -1,5 +1,4 @@
-"""What a worker holds, from the shapes of its models: sizes for the one estimate (``engines.estimate``), computed
-instead of counted."""
+"""Memory of a worker, from the shapes of its models: sizes for ``engines.estimate``, computed instead of counted."""
 
 from __future__ import annotations
 
@@ -33,17 +32,18 @@ JOINED = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-"""Layers of a block that the paged sampler computes in one product."""
+"""Layers of a block that the paged sampler fuses into one product."""
 PAGES_ON_A_CPU = 1 << 30
 UNDER_AUTOCAST = 0.7
-"""Of what float32 keeps: products are in half precision, norms are not (measured on the built-in model)."""
+"""Activation memory as a share of float32's: products are in half precision, norms are not (measured on the built-in
+model)."""
 
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """``plan``: what a worker holds beside what it may have. Loading takes less: a worker reads its part of a model and
-    passes through one layer at a time. ``pages``: most bytes of keys and values, by agent; None on the plain path.
-    ``least``: the plan's total with pages for one batch only."""
+    """``plan``: what a worker needs, and what is available to it. Loading needs less: a worker reads its part of a
+    model and moves it to the device layer by layer. ``pages``: most bytes of keys and values, by agent; None on the
+    plain path. ``least``: the plan's total with KV pages for one batch only."""
 
     plan: MemoryPlan
     pages: dict[str, int | None]
@@ -55,12 +55,12 @@ class WorkerMemory:
 
 
 def tightest(memories: Iterable[WorkerMemory]) -> WorkerMemory:
-    """That of the group which has least to spare, or takes most where nobody counts it."""
+    """The memory of the group with the least to spare, or with the largest need if memory is not counted."""
     return max(memories, key=lambda memory: (not memory.fits, memory.plan.missing))
 
 
 def memory_of(setup: Setup) -> WorkerMemory:
-    """Of the worker that has most to do, in a cluster without groups."""
+    """The memory of the busiest worker, in a cluster without groups."""
     demand, cluster = setup.worker_demand, setup.cluster
     plan = MemoryPlan((), available(cluster), cluster.name)
     if setup.sampling.servers is not None:
@@ -74,13 +74,13 @@ def memory_of(setup: Setup) -> WorkerMemory:
 
 
 def available(cluster: Cluster) -> int | None:
-    """Of a card, what one of its workers may have."""
+    """Bytes of a card's memory that one of its workers may use; None if memory is not counted."""
     memory, workers = cluster.card.memory, cluster.workers_on_a_card
     return memory if memory is None or workers == 1 else int(memory * SHARED_OUT / workers)
 
 
 def held(setup: Setup) -> Held:
-    """What a worker's models are, by their shapes."""
+    """The models of a worker, with sizes computed from their shapes."""
     members, on_card = setup.members, not setup.cluster.card.is_cpu
     weights = adapters = halves = 0
     for source in dict.fromkeys(member.source for member in members):
@@ -108,8 +108,8 @@ def held(setup: Setup) -> Held:
 
 
 def kept_as(setup: Setup, shape: ModelShape) -> str:
-    """The precision that the matrices of a base below adapters are kept in (int8: those of linear layers); float32
-    where workers hold parts of it."""
+    """The precision in which the matrices of a base below adapters are kept (with int8, those of linear layers);
+    float32 if workers hold parts of it."""
     if setup.cluster.shard_base:
         return "fp32"
     base = shape.stored if setup.learning.base == "file" else setup.learning.base
@@ -117,9 +117,9 @@ def kept_as(setup: Setup, shape: ModelShape) -> str:
 
 
 def moved_by_cast(setup: Setup, member: Member, precision: str) -> int:
-    """Bytes read and written for each weight of a linear layer before a product, of a base that is kept short and
-    computed with otherwise: by count, not measured. A float32 base has halves. One in parts has none, nor have weights
-    that are trained: what rounding these takes is not counted."""
+    """Bytes read and written per weight of a linear layer to cast it before a product, for a base kept in reduced
+    precision and computed in another: by count, not measured. A float32 base has half-precision copies instead. A
+    partitioned base and trained weights have none; the time to round these is not counted."""
     kept = kept_as(setup, member.shape) if member.adapted else "fp32"
     if kept in ("fp32", precision):
         return 0
@@ -127,8 +127,8 @@ def moved_by_cast(setup: Setup, member: Member, precision: str) -> int:
 
 
 def _spared(shape: ModelShape, kept: str) -> int:
-    """Bytes that a base takes less than in float32: two a number of its matrices in half precision; with int8 three a
-    number of its linear layers, but for four a row."""
+    """Bytes that a base saves relative to float32: two per element of its matrices in half precision; with int8, three
+    per element of linear layers, minus four per row for its scale."""
     if kept == "fp32":
         return 0
     return 2 * shape.matrices + (shape.body - 4 * shape.outputs if kept == "int8" else 0)
@@ -151,21 +151,21 @@ def _passing(setup: Setup, member: Member) -> int:
 
 
 def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
-    """Of a model, what one worker holds: of spread blocks a part, of the rest all."""
+    """Number of a model's parameters that one worker holds: a part of partitioned blocks, and all others."""
     if not cluster.shard_base:
         return shape.parameters
     return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
 
 
 def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster) -> int:
-    """Copies that are kept of a float32 base: of spread blocks none."""
+    """Bytes of the half-precision copies that are kept of a float32 base; none of partitioned blocks."""
     body = 0 if cluster.shard_base else shape.body
     return 2 * (body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
 
 
 def _served(setup: Setup, held_already: int) -> list[Served]:
-    """One for each shape, or base that is sampled from where it is. Pages get their share of what is free once weights
-    and copies are there."""
+    """One entry per shape, or per base that is sampled in place. KV pages get their share of the memory that is free
+    after weights and copies."""
     sampling, free = setup.sampling, available(setup.cluster)
     size = 2 if sampling.precision in HALVES else 4
     groups: dict[tuple[ModelShape, str], list[Member]] = {}
@@ -203,14 +203,15 @@ def _served(setup: Setup, held_already: int) -> list[Served]:
 
 
 def is_shared(setup: Setup, member: Member) -> bool:
-    """Whether its sampler reads the matrices of its base where they are; of a base in int8 those of linear layers."""
+    """Whether the sampler reads the matrices of the member's base in place; of an int8 base, those of linear layers."""
     by_row = setup.sampling.paged and setup.sampling.by_row and member.adapted and not setup.cluster.shard_base
     return by_row and kept_as(setup, member.shape) in (setup.sampling.precision, "int8")
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What a sampler reads where the learner has it, and what its largest joined product takes while it is cast."""
+    """What a sampler reads from the learner in place: ``numbers`` elements in ``bytes`` bytes; ``cast``: memory to cast
+    its largest fused product."""
 
     numbers: int
     bytes: int
@@ -221,15 +222,15 @@ def _shared(setup: Setup, shape: ModelShape) -> _Shared:
     precision = setup.sampling.precision
     if kept_as(setup, shape) != "int8":
         return _Shared(shape.matrices, shape.matrices * (2 if precision in HALVES else 4))
-    words = shape.matrices - shape.body if precision == "fp16" else 0  # embedding and head, which are kept so
+    words = shape.matrices - shape.body if precision == "fp16" else 0  # embedding and head, which are kept in fp16
     largest = max(sum(a * b for a, b in (shape.products[name] for name in names)) for names in JOINED)
     cast = cast_bytes(largest, 0, precision, kept="int8")
     return _Shared(shape.body + words, shape.body + 4 * shape.outputs + 2 * words, cast)
 
 
 def _row_numbers(members: Sequence[Member]) -> int:
-    """Of adapters beside each other, in all layers. Agents of another base have theirs merged, in a server that holds
-    the first one's."""
+    """Elements of the stacked adapters in all layers. Agents with another base have their adapters merged, in a server
+    that holds the first agent's base."""
     adapted = [member for member in members if member.adapted and member.source == members[0].source]
     if not adapted:
         return 0
@@ -264,28 +265,29 @@ def _trained(setup: Setup, member: Member) -> Trained:
 
 
 def scored_at_once(setup: Setup, member: Member) -> int:
-    """Most positions of a step whose logits are held at once: more where output layer and score are one."""
+    """Most positions of a step whose logits are held at once: more where output layer and score are fused."""
     fused = member.adapted and setup.precision(member) == "fp16" and not setup.cluster.card.is_cpu
     chunk = chunk_for(setup.cluster.card.memory, member.shape.vocabulary)
     return int(chunk * LEAN) if fused else chunk
 
 
 def spread_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
-    """What is kept beside that of a token that is spread to rows: attention's answer once more, as it is gathered, and
-    where layers are fused the value, which else lies in the rows that the norms of queries and keys keep."""
+    """Bytes saved on top for each token when tokens are spread to rows: attention's output a second time, as it is
+    gathered, and, where layers are fused, the values, which are otherwise part of the rows that the norms of queries
+    and keys save."""
     fused = rank is not None and precision in HALVES
     values = shape.key_width if fused and shape.head_norms else 0
     return float((2 if precision in HALVES else 4) * (shape.query_width + values))
 
 
 def kept_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
-    """What autograd keeps of one token: of each block the inputs of its products, norms and gate, and queries, keys,
-    values and answer of attention; of adapters (of this rank) what lies between their two factors. Norms that are
-    trained keep what they normalized as well. Under adapters in half precision, where layers are fused, the residual
-    stream alone is float32."""
+    """Bytes that autograd saves for one token: in each block, the inputs of its products, norms and gate, and the
+    queries, keys, values and output of attention; for adapters of this rank, the activations between their two factors.
+    Norms that are trained also save what they normalized. Under adapters in half precision, where layers are fused,
+    only the residual stream is float32."""
     attended, width, inner = (shape.heads + shape.kv_heads) * shape.head_dim, shape.width, shape.inner
     scales = 4 * (2 + 2 * shape.heads + shape.kv_heads)  # of norms and of attention
-    once = 8 * shape.head_dim  # the angles of its position
+    once = 8 * shape.head_dim  # the rotary angles of its position
     normed = attended if shape.head_norms else 0
     narrow = len(shape.products) * (rank or 0)
     if rank is not None and precision in HALVES:

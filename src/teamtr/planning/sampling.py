@@ -1,4 +1,4 @@
-"""Seconds of playing a batch: prefill, then a step for every token, bound by products, by reading, or by launches."""
+"""Seconds of sampling a batch: prefill and decode steps, bound by products, memory bandwidth or launches."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from teamtr.planning.shape import ModelShape
 
 @dataclass(frozen=True)
 class Decoder:
-    """One model that samples on one card. ``pages``: bytes of keys and values that it may hold; None on the plain path,
-    where a step is launched from Python and nothing is paged. ``moved``: bytes of each weight that a cast reads and
-    writes before a product."""
+    """One model that samples on one card. ``pages``: most bytes of keys and values; None on the plain path, where steps
+    are launched from Python and there is no paged KV cache. ``moved``: bytes per weight that a cast reads and writes
+    before a product."""
 
     shape: ModelShape
     card: Card
@@ -35,7 +35,7 @@ class Decoder:
         return self.pages is not None
 
     def at_once(self, turn: PlannedTurn, rows: int, group: int) -> int:
-        """Selection that are decoded together: as many as pages hold and graphs are captured for."""
+        """Rows that are decoded together: as many as KV pages hold and graphs are captured for."""
         if self.pages is None:
             return rows
         shared = turn.alike // PAGE * (1.0 - 1.0 / group)
@@ -46,7 +46,7 @@ class Decoder:
         return -(-rows // self.at_once(turn, rows, group))
 
     def step(self, rows: int, context: float, alike: float = 0.0, group: int = 1) -> Spent:
-        """One token for each of the rows, whose contexts are so long."""
+        """A decode step: one token for each of the rows, whose contexts have this length."""
         shape, card = self.shape, self.card
         size = next((size for size in SIZES if size >= rows), rows) if self.paged else rows
         share = rates.CPU_SHARE if card.is_cpu else rates.DECODE_PRODUCTS
@@ -58,7 +58,7 @@ class Decoder:
         return products + head + cached + self._cast() + launches
 
     def prefill(self, tokens: float, context: float, prompts: float) -> Spent:
-        """So many tokens that no page holds, of this many prompts."""
+        """Prefill of this many tokens that are not cached, from this many prompts."""
         shape, share = self.shape, rates.CPU_SHARE if self.card.is_cpu else rates.PREFILL
         flops = shape.forward_flops(tokens) + shape.attention_flops(tokens, context / 2) + shape.head_flops(prompts)
         compute = Spent.on(compute=flops / (share * self.card.flops[self.precision]))
@@ -70,11 +70,11 @@ class Decoder:
         return Spent.on(compute=compute) if compute >= read else Spent.on(bandwidth=read)
 
     def _cast(self) -> Spent:
-        """Of all layers, once in a pass."""
+        """Casting the weights of all layers, once per pass."""
         return Spent.on(bandwidth=self.moved * self.shape.body / (rates.READ * self.card.bandwidth))
 
     def _together(self, rows: int, alike: float, group: int) -> int:
-        """How many rows of a group read their common pages at once."""
+        """Number of rows of a group that read their common pages together."""
         shape = self.shape
         if not self.paged:
             return 1
@@ -92,7 +92,7 @@ class Decoder:
 
 
 def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
-    """How this agent is sampled."""
+    """The decoder of this agent."""
     member, sampling = setup.member(agent), setup.sampling
     shape, card, own = member.shape, setup.cluster.card, setup.precision(member)
     if pages is None:
@@ -102,7 +102,7 @@ def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
 
 
 def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int) -> Spent:
-    """Of playing so many episodes once, all turns one after the other."""
+    """Seconds of playing this many episodes once, with all turns one after the other."""
     load = Load.sampled(setup, episodes)
     found = Spent()
     for turn in setup.turns:
@@ -113,13 +113,13 @@ def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int)
 
 
 def call_seconds(decoder: Decoder, turn: PlannedTurn, load: Load, group: int) -> Spent:
-    """One call: all rows of a shard say one message."""
+    """Seconds of one call: one message for every row of a shard."""
     rows, together = load.rows, min(group, load.rows)
     if decoder.paged:
         read = max(turn.alike, turn.known)
         tokens = load.problems * max(0, turn.alike - turn.known) + rows * (turn.context - read)
         found = decoder.prefill(tokens, turn.context, rows)
-    else:  # identical prompts once, and nothing else is shared
+    else:  # identical prompts are computed once; nothing else is shared
         prompts = load.problems if turn.context == turn.alike else rows
         found = decoder.prefill(prompts * turn.context, turn.context, rows)
     at_once = decoder.at_once(turn, rows, together)
@@ -134,14 +134,14 @@ def call_seconds(decoder: Decoder, turn: PlannedTurn, load: Load, group: int) ->
 
 
 def _all_at_once(decoder: Decoder, rows: int, context: float, alike: float, group: int, steps: int) -> Spent:
-    """If memory held every row: in as few steps as graphs are captured for."""
+    """The decode steps if memory held every row: as few as the largest captured graph allows."""
     full, rest = divmod(rows, SIZES[-1]) if decoder.paged else (0, rows)
     found = decoder.step(SIZES[-1], context, alike, group) * (steps * full)
     return found + decoder.step(rest, context, alike, group) * steps if rest else found
 
 
 def fill_seconds(decoder: Decoder) -> Spent:
-    """Of putting an agent's weights into the copy that samples."""
+    """Seconds of writing an agent's weights into the sampling copy."""
     if not decoder.paged:
         return Spent()
     return Spent.on(bandwidth=rates.FILL_BYTES * decoder.shape.body / (rates.READ * decoder.card.bandwidth))

@@ -1,4 +1,4 @@
-"""Seconds and what they go to; the work of a stage as it falls to the worker that has most of it."""
+"""Seconds by what they are spent on, and the work of a stage that falls to the busiest worker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BOUNDS = {
     "disk": "checkpoints",
     "waiting": "workers with less to do wait for the one with most",
 }
-"""What seconds go to, and in words."""
+"""What seconds are spent on, with descriptions."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds by what they go to."""
+    """Seconds by what they are spent on (``BOUNDS``)."""
 
     by: Mapping[str, float] = field(default_factory=dict)
 
@@ -42,19 +42,19 @@ class Spent:
 
     @property
     def bound(self) -> str:
-        """What most of it goes to."""
+        """What most of the time is spent on."""
         return max(self.by, key=lambda key: self.by[key], default="compute")
 
     def waiting(self, busy: float) -> Spent:
-        """The same seconds, of which workers are busy for this share on average."""
+        """The same total, where workers are busy for this share on average and wait for the rest."""
         return self * busy + Spent({"waiting": self.seconds * (1.0 - busy)})
 
 
 @dataclass(frozen=True)
 class Load:
-    """Problems and episodes of a batch: those of one call, and of all calls of the worker that has most.
+    """Problems and rows of one call in a batch; ``parts``: calls of the busiest worker.
 
-    ``busy``: what the workers have on average, as a share of that.
+    ``busy``: the mean load of the workers, as a share of the busiest worker's.
     """
 
     problems: int
@@ -64,7 +64,7 @@ class Load:
 
     @staticmethod
     def sampled(setup: Setup, episodes: int) -> Load:
-        """Neighbouring episodes make a shard."""
+        """The load of sampling: a shard consists of neighboring episodes."""
         cluster, group = setup.cluster, setup.plan.group_size
         rows = -(-episodes // min(cluster.shards, episodes))
         parts = -(-min(cluster.shards, episodes) // cluster.workers)
@@ -72,7 +72,7 @@ class Load:
 
     @staticmethod
     def learned(setup: Setup) -> Load:
-        """A problem's episodes are in one shard."""
+        """The load of an update: all episodes of a problem are in one shard."""
         cluster, plan = setup.cluster, setup.plan
         shards = min(cluster.shards, plan.problems)
         problems, parts = -(-plan.problems // shards), -(-shards // cluster.workers)
@@ -81,6 +81,7 @@ class Load:
 
 
 def distinct(turn: PlannedTurn, problems: float, rows: float) -> float:
-    """Tokens of these rows, what all rows of a problem begin with once, and without what an earlier turn has read."""
+    """Tokens to compute for these rows: the common prefix of a problem's rows once, and nothing that was read in an
+    earlier turn."""
     read = max(turn.alike, turn.known)
     return problems * max(0, turn.alike - turn.known) + rows * (turn.whole - read)

@@ -1,4 +1,4 @@
-"""What a plan is made for: the team's models, an episode's turns, the settings that cost something, and the cluster."""
+"""Input of a plan: the team's models, the turns of an episode, the settings that affect costs, and the cluster."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from teamtr.presets import Plan, Radii
 from teamtr.training.scoring import VERIFIABLE_SHARE
 
 FLOOR_NATS_PER_TOKEN = {"fp16": 1.4e-5, "tf32": 5.5e-6}
-"""KL that rounding alone shows, by precision: SmolLM2, messages of 256 tokens (docs/performance.md, "Precision"). It
+"""KL that rounding alone produces, by precision: SmolLM2, messages of 256 tokens (docs/performance.md, "Precision"). It
 grows with the length of a message."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One model of the team. Agents of one ``source`` share a base under adapters; ``rank`` None trains all weights."""
+    """One model of the team. Agents with the same ``source`` share a base below adapters; with ``rank`` None, all
+    weights are trained."""
 
     name: str
     shape: ModelShape
@@ -37,14 +38,14 @@ class Member:
 
     @cached_property
     def trained(self) -> int:
-        """Parameters that an update changes."""
+        """Number of parameters that an update changes."""
         return self.shape.parameters if self.rank is None else self.shape.adapter(self.rank, self.targets)
 
 
 @dataclass(frozen=True)
 class PlannedTurn:
-    """One message of every episode, in tokens. Of its ``context``, all episodes of a problem have the first ``alike``
-    in common, and the agent has read the first ``known`` in an earlier turn."""
+    """One message of every episode, in tokens. The first ``alike`` tokens of its ``context`` are common to all episodes
+    of a problem, and the agent has read the first ``known`` tokens in an earlier turn."""
 
     agent: str
     context: int
@@ -59,7 +60,7 @@ class PlannedTurn:
 
 @dataclass(frozen=True)
 class Learning:
-    """How an update goes; as in the section ``learner`` of a team file."""
+    """Settings of an update, as in the section ``learner`` of a team file."""
 
     epochs: int = 2
     minibatches: int = 4
@@ -69,13 +70,13 @@ class Learning:
     base: str = "fp32"
     recompute: Recompute = "auto"
     kept_features: int = 0
-    """Most bytes of what the sampler keeps for an update; 0: the learner scores by itself."""
+    """Most bytes of features that the sampler keeps for an update; 0: the learner scores by itself."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How messages are sampled. ``memory`` in bytes for pages; None: a share of what is free. ``servers``: of vLLM,
-    where those sample. ``by_row``: adapters are applied row by row, and nothing is merged."""
+    """Settings of sampling. ``memory``: bytes for KV pages; None: a share of what is free. ``servers``: the vLLM
+    servers, if these sample. ``by_row``: adapters are applied row by row, and none is merged."""
 
     paged: bool = True
     precision: str = "fp16"
@@ -86,7 +87,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Group:
-    """Members of the team, by name, that live on so many workers of their own."""
+    """Members of the team, by name, that are placed on workers of their own."""
 
     name: str
     members: tuple[str, ...]
@@ -95,9 +96,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the workers are. On a CPU a card is a core. ``network`` in bytes per second between
-    machines of ``cards_per_machine``. ``groups``: whose workers they are; without, everybody lives on all of them.
-    ``name`` and ``beside``: of one group's cluster, which group it is and how many workers others have."""
+    """Where the workers run. On a CPU, a card is a core. ``network``: bytes per second between machines of
+    ``cards_per_machine``. ``groups``: the members that each group of workers holds; without groups, all workers hold
+    all members. ``name`` and ``beside``, in the cluster of one group: which group it is, and how many workers other
+    groups have."""
 
     card: Card
     cards: int = 1
@@ -123,21 +125,21 @@ class Cluster:
 
     @property
     def workers_on_a_card(self) -> int:
-        """Whose memory it is, those of other groups included."""
+        """Workers that share the memory of one card, including those of other groups."""
         return -(-(self.workers + self.beside) // self.cards)
 
     @property
     def busy_on_a_card(self) -> int:
-        """Most that compute at once: groups do one after the other."""
+        """Most workers of a card that compute at once: groups compute one after the other."""
         return min(self.workers, self.workers_on_a_card)
 
     def of(self, group: Group) -> Cluster:
-        """As the workers of one group see it."""
+        """The cluster of one group's workers."""
         return replace(self, workers=group.workers, groups=(), name=group.name, beside=self.workers - group.workers)
 
     def with_workers(self, number: int, count: int) -> Cluster:
-        """With so many workers of the group that has this number, and cards for them; as many shards as share an
-        agent's rows, if there were as many before."""
+        """The cluster with this many workers in the group with this number, and cards for them. If there were as many
+        shards as workers that share an agent's rows, this stays so."""
         groups = tuple(replace(group, workers=count) if k == number else group for k, group in enumerate(self.groups))
         workers = sum(group.workers for group in groups) if groups else count
         together = max((group.workers for group in groups), default=count)
@@ -156,15 +158,15 @@ class Cluster:
 
     @property
     def between_cards(self) -> float:
-        """Bytes per second on the slowest part of a ring through all cards."""
+        """Bytes per second of the slowest link in a ring through all cards."""
         return self.card.link if self.machines == 1 else min(self.card.link, self.network)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a plan depends on. ``evaluated``: episodes of an evaluation, and how many of them a run has.
-    ``updated_beside``: in one group's setup, how many agents of other groups a stage updates. ``settled``: precisions
-    of scoring and training that are known, by member; the others' are as ``learning`` says."""
+    """Everything that a plan depends on. ``evaluated``: episodes per evaluation, and evaluations per run.
+    ``updated_beside``, in the setup of one group: how many agents of other groups a stage updates. ``settled``: known
+    precisions of scoring and training, by member; the others follow ``learning``."""
 
     members: tuple[Member, ...]
     turns: tuple[PlannedTurn, ...]
@@ -179,7 +181,7 @@ class Setup:
 
     @property
     def by_group(self) -> tuple[Setup, ...]:
-        """What each group of workers is planned for; this one, where there is only one."""
+        """The setup of each group of workers; this one if there are no groups."""
         groups = self.cluster.groups
         return tuple(self._of(group) for group in groups) if groups else (self,)
 
@@ -195,7 +197,7 @@ class Setup:
 
     @property
     def worker_demand(self) -> Demand:
-        """Of the worker that has most to do."""
+        """The demand of the busiest worker."""
         return self.demand.of_worker(self.cluster.shards, self.cluster.workers)
 
     def member(self, name: str) -> Member:
@@ -203,7 +205,7 @@ class Setup:
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """Who is updated in a stage: whoever is trained and speaks."""
+        """Agents that are updated in a stage: those that are trained and speak."""
         return tuple(name for name in self.demand.messages if any(turn.agent == name for turn in self.turns))
 
     def turns_of(self, name: str) -> tuple[PlannedTurn, ...]:
@@ -211,11 +213,11 @@ class Setup:
 
     @property
     def batches(self) -> int:
-        """Batches of rollouts in a stage; one where the plan decides as it goes."""
+        """Batches of rollouts per stage; 1 if the plan decides this during the run."""
         return self.plan.batches(len(self.updated) + self.updated_beside) or 1
 
     def precision(self, member: Member) -> str:
-        """Of scoring and training this model."""
+        """The precision of scoring and training this model."""
         if member.name in self.settled:
             return self.settled[member.name]
         if self.learning.precision != "auto":
@@ -227,10 +229,11 @@ class Setup:
 
 
 def likely_precision(radii: Radii, message: int, *, adapted: bool) -> str:
-    """What ``learner.precision: auto`` will settle on: the cheapest whose floor is under a tenth of the radius.
+    """The precision that ``learner.precision: auto`` is expected to choose: the cheapest one with a noise floor of at
+    most a tenth of the radius.
 
-    Where all weights are trained, a step changes each by so little that every precision below float32 rounds it away
-    (SmolLM2 at a learning rate of 1e-6): there it settles on float32.
+    If all weights are trained, a step changes each by so little that every precision below float32 rounds the change
+    away (SmolLM2 at a learning rate of 1e-6), so float32 is chosen.
     """
     if not adapted:
         return "fp32"

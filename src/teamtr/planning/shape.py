@@ -1,6 +1,6 @@
-"""The shape of a model, from its config.json alone: how many weights it has, what a token costs, what a cache holds.
+"""The shape of a model, from its config.json alone: parameter counts, operations per token, KV cache size.
 
-Dense decoders with gated MLPs (Llama and its kin). Tests compare every count with models that transformers makes.
+Dense decoders with gated MLPs (Llama and similar). Tests compare every count with models built by transformers.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _STORED = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class UnknownShape(UserError):
-    """A config that does not say what a plan must know; says what is missing."""
+    """A shape that cannot be planned: an unsupported model, a value missing in its config, or LoRA targets without a
+    match."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers that decide memory and time.
+    """The sizes that determine memory and time.
 
     ``inner`` is the MLP's width. ``tied``: the output layer is the embedding. ``biased``: query, key and value have
-    biases (the output of attention does not, but with ``biased_output``). ``head_norms``: queries and keys are
-    normalized head by head. ``stored``: the precision that the config names for its file.
+    biases (the output of attention only with ``biased_output``). ``head_norms``: queries and keys are normalized per
+    head. ``stored``: the precision that the config names for the weights file.
     """
 
     layers: int
@@ -48,7 +49,7 @@ class ModelShape:
 
     @staticmethod
     def of(config: Mapping[str, Any], name: str = "the model") -> ModelShape:
-        """From what config.json holds; ``name`` is for errors."""
+        """The shape in the content of a config.json; ``name`` is for errors."""
         config = config.get("text_config") or config
         kind = config.get("model_type")
         experts = [key for key in EXPERTS if config.get(key)]
@@ -102,12 +103,12 @@ class ModelShape:
 
     @property
     def body(self) -> int:
-        """Weights of the matrix products of all blocks."""
+        """Weights of the linear layers of all blocks."""
         return self.layers * sum(a * b for a, b in self.products.values())
 
     @property
     def outputs(self) -> int:
-        """Rows of the same: outputs of all linear layers of all blocks."""
+        """Rows of these weights: outputs of all linear layers of all blocks."""
         return self.layers * sum(a for a, _ in self.products.values())
 
     @property
@@ -117,12 +118,12 @@ class ModelShape:
 
     @property
     def matrices(self) -> int:
-        """Weights of all matrices: products, embedding and output layer, a tied one once."""
+        """Weights of all matrices: linear layers, embedding and output layer; a tied output layer counts once."""
         return self.body + self.head * (1 if self.tied else 2)
 
     @property
     def blocks(self) -> int:
-        """All parameters of the blocks: products, biases and norms."""
+        """All parameters of the blocks: linear layers, biases and norms."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         small = 2 * self.width + (2 * self.head_dim if self.head_norms else 0)
         small += (query + 2 * key if self.biased else 0) + (self.width if self.biased_output else 0)
@@ -130,11 +131,11 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model; a tied output layer counts once."""
+        """Parameters of the whole model; a tied output layer counts once."""
         return self.blocks + self.width + self.head * (1 if self.tied else 2)
 
     def adapter(self, rank: int, targets: str | Sequence[str] = "all-linear") -> int:
-        """Parameters of a LoRA adapter of this rank on these layers, which are named as PEFT takes them."""
+        """Parameters of a LoRA adapter of this rank on these layers, named as in PEFT."""
         found = sum(
             rank * (outputs + inputs)
             for block in range(self.layers)
@@ -145,26 +146,27 @@ class ModelShape:
             raise UnknownShape(f"lora.targets {targets!r} names none of {', '.join(self.products)}")
         return found
 
-    # -- what a token costs -----------------------------------------------------------------------------------
+    # -- costs of a token -------------------------------------------------------------------------------------
 
     def forward_flops(self, tokens: float) -> float:
-        """Of the blocks' matrix products: a multiplication and an addition for each weight."""
+        """Operations of the blocks' matrix products: a multiplication and an addition per weight and token."""
         return 2.0 * self.body * tokens
 
     def head_flops(self, positions: float) -> float:
         return 2.0 * self.head * positions
 
     def attention_flops(self, queries: float, keys: float) -> float:
-        """Scores and the weighted sum, of so many queries that look at so many keys each, in all layers."""
+        """Operations of scores and weighted sums in all layers, for this many queries that attend to this many keys
+        each."""
         return 4.0 * self.layers * self.heads * self.head_dim * queries * keys
 
     def cache_bytes(self, itemsize: int) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of keys and values of one token, in all layers."""
         return 2 * self.key_width * itemsize
 
     @property
     def query_width(self) -> int:
-        """Numbers that the queries of one token have, in all layers together."""
+        """Elements of the queries of one token, summed over layers."""
         return self.layers * self.heads * self.head_dim
 
     @property
@@ -173,7 +175,7 @@ class ModelShape:
 
 
 def is_target(module: str, targets: str | Sequence[str]) -> bool:
-    """As PEFT decides: all linear layers, a pattern for the whole name, or ends of names."""
+    """Whether PEFT would adapt this module: all linear layers, a pattern for the full name, or suffixes of names."""
     if targets == "all-linear":
         return True
     if isinstance(targets, str):

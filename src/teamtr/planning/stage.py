@@ -1,4 +1,4 @@
-"""A stage on a cluster: seconds by phase, what bounds them, and whether a worker's part fits into its memory."""
+"""Prediction of a stage on a cluster: seconds by phase, what bounds them, and whether it fits into memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ PHASES = ("sample", "score", "train", "gate", "exchange", "gather", "calls", "ch
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a stage takes. ``micro_batch``: messages at a time that fit, which may be fewer than were asked for.
-    ``groups``: what each group of workers takes, where there are groups; ``memory`` is that of the tightest."""
+    """The predicted costs of a stage. ``micro_batch``: messages per pass that fit, which may be fewer than the settings
+    say. ``groups``: the prediction of each group of workers, if there are groups; ``memory`` is that of the tightest
+    one."""
 
     setup: Setup
     memory: WorkerMemory
@@ -47,7 +48,7 @@ class Prediction:
 
     @property
     def run_seconds(self) -> float:
-        """All stages and evaluations; not the start, and not grading."""
+        """Seconds of all stages and evaluations, without startup and grading."""
         evaluated = sum(one._evaluation_seconds for one in self.groups or (self,))
         return self.setup.plan.stages * self.seconds + evaluated
 
@@ -79,8 +80,8 @@ class Prediction:
 
 
 def predict(setup: Setup, *, local: bool | None = None) -> Prediction:
-    """``local``: no worker is called; by default where there is one worker. Groups of workers do one after the other
-    what falls to their agents."""
+    """Predicts a stage. ``local``: no worker is called; by default if there is one worker. Groups of workers compute
+    one after the other."""
     local = setup.cluster.workers == 1 if local is None else local
     if not setup.cluster.groups:
         return _of_one_group(setup, local)
@@ -113,8 +114,8 @@ def _of_one_group(setup: Setup, local: bool) -> Prediction:
 
 
 def fitting(setup: Setup) -> tuple[Setup, WorkerMemory]:
-    """With a micro-batch that fits, lowered as a learner lowers it; as it is asked for where none does, and where it is
-    never lowered: by workers in lockstep, and beside servers, with which a run is refused instead."""
+    """The setup with a micro-batch that fits, lowered as a learner lowers it. Unchanged if none fits, and where it is
+    never lowered: for workers in lockstep, and next to vLLM servers, where a run is refused instead."""
     asked = memory_of(setup)
     smaller, found = setup, asked
     lowers = not setup.cluster.shard_base and not asked.plan.taken
@@ -133,7 +134,7 @@ def _phases(setup: Setup, memory: WorkerMemory, local: bool) -> dict[str, Spent]
         if memory.pages[turn.agent] is not None:
             found["gather"] += gather_seconds(
                 setup, setup.member(turn.agent), PassCount(setup.batches)
-            )  # copies filled
+            )  # to fill the sampling copies
     for name in setup.updated:
         learner = LearnerCost(setup, setup.member(name), name in memory.plan.recomputed)
         for phase, seconds in (("score", score_seconds), ("train", train_seconds), ("gate", gate_seconds)):

@@ -1,5 +1,4 @@
-"""Before training: can the radius be seen at all in the precision of scoring, and does the grader tell right from
-wrong?"""
+"""Checks before training: the KL noise floor of scoring against the radius, and a self-test of the grader."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ LOOKED_AT = 256
 EXACT = ("fp64", "fp32")
 PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 NOTHING = 1e-3
-"""The share of the radius below which a KL counts as 0: a hundredth of what a floor may have."""
+"""Share of the radius below which a KL counts as 0: a hundredth of what a noise floor may have."""
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The noise floor of one agent's scoring beside its radius, both in nats per ``unit``; ``tokens``: of the mean
-    message that it was measured on."""
+    """The noise floor of one agent's scoring and its radius, both in nats per ``unit``; ``tokens``: mean length of the
+    messages that it was measured on."""
 
     agent: str
     precision: str
@@ -67,18 +66,17 @@ class Floor:
 
 
 class RadiusNotVisible(Refused):
-    """Rounding moves the policy more than the trust region allows."""
+    """The KL noise floor exceeds a tenth of the radius."""
 
 
 class GraderNotTrusted(Refused):
-    """Known answers do not come out as they must."""
+    """The grader misgrades known answers, or fails on every reply that it was tried with."""
 
 
 def self_test(session: Session) -> list[str]:
-    """Send answers known to be right and wrong the way of a real message: through the tokenizer of whoever speaks,
-    the team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted when one comes out
-    otherwise. Where a task has no known answers (``gold`` gives none), its grader must at least not fail on all.
-    """
+    """Send answers known to be right or wrong through the path of a real message: the tokenizer of each speaker, the
+    team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted if one is misgraded. If a task
+    has no known answers, its grader must at least not fail on every reply."""
     task, seed = session.task, session.team_file.seed
     problems = task.problems("train")
     if not problems:
@@ -112,12 +110,12 @@ def self_test(session: Session) -> list[str]:
             + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else fix the task."
         )
     if grades_dialogue(context, problems[0]):
-        return []  # what is known to be right is no single message
+        return []  # the right answer is a dialogue, not a single message
     return _too_short(session, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
 
 
 def doubts(session: Session) -> list[str]:
-    """What makes it unlikely that something is learnt, or that it can be seen."""
+    """Warnings about what makes it unlikely that something is learned, or that learning can be measured."""
     settings, task = session.team_file, session.task
     problems, found = task.problems("train"), []
     for name in session.team.trainable:
@@ -142,7 +140,7 @@ def doubts(session: Session) -> list[str]:
     codecs = {id(tokenizer): codec for codec in session.context.codecs.values() if (tokenizer := _tokenizer(codec))}
     for codec in codecs.values():
         unknown, looked_at = _tokenizer(codec).unk_token_id, problems[:LOOKED_AT]
-        # Without the end token, which some tokenizers (GPT-2's) also have for what they do not know.
+        # Without the end token, which in some tokenizers (GPT-2's) is also the unknown token.
         strange = sum(unknown is not None and unknown in codec.encode_message(p.prompt)[:-1] for p in looked_at)
         if strange:
             found.append(f"{strange} of {len(looked_at)} problems have characters that the tokenizer does not know")
@@ -150,7 +148,7 @@ def doubts(session: Session) -> list[str]:
 
 
 def _uncertified(session: Session) -> list[str]:
-    """Whose updates have no certificates because of what the plan credits them with."""
+    """A warning that names the agents whose updates have no certificates because of ``plan.credit``."""
     plan, router, team = session.plan, session.context.router, session.team
     speaking = [name for name in team.trainable if router.turns_of(name)]
     reward_range = session.task.reward_range
@@ -165,7 +163,7 @@ def _uncertified(session: Session) -> list[str]:
 
 
 def callable_tools(session: Session) -> dict[str, list[str]]:
-    """The names of the tools that each agent can call in the first problem; without those that can call none."""
+    """The names of the tools that each agent can call in the first problem; agents without any are left out."""
     problem, context = session.task.problems("train")[0], session.context
     found = {agent.name: list(map(name_of, context.offered(agent, problem))) for agent in session.team}
     return {name: tools for name, tools in found.items() if tools}
@@ -176,7 +174,8 @@ def _tokenizer(codec: Any) -> Any:
 
 
 def _require_an_answer(session: Session, problems: Sequence[Problem]) -> None:
-    """The grader is sent a right answer where one is known, a number and a sentence; not all may fail."""
+    """Grade a right answer (an empty text if none is known), a number and a sentence; raise if the grader fails on all
+    of them."""
     failures = session.task.failures
     before, known = Counter(failures), problems[0].answer
     replies = ("" if known is None else str(known), "0", "I do not know.")
@@ -203,7 +202,7 @@ class _Known:
 
 
 def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
-    """An episode in which everyone says the reply, as its own tokenizer writes and reads it."""
+    """An episode in which every agent says the reply, encoded and decoded by its own tokenizer."""
 
     @cache
     def message(name: str) -> Turn:
@@ -216,12 +215,13 @@ def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
 
 
 def _written(reply: str, name: str) -> Turn:
-    """This very text, whatever a tokenizer would make of it."""
+    """A turn with exactly this text, without a tokenizer."""
     return Turn(name, 0, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32), "stop", "", reply)
 
 
 def _by_everyone(context: RolloutContext, message: Callable[[str], Turn]) -> list[Turn]:
-    """Everyone says its message; whoever answers has the last word, where nobody gave it to them."""
+    """An episode of these messages in the router's order. If an agent gives the answer and the router never calls it,
+    it speaks last."""
     turns: list[Turn] = []
     names = tuple(context.codecs)
     while upcoming := next_turn(context.router, turns, names):
@@ -232,7 +232,8 @@ def _by_everyone(context: RolloutContext, message: Callable[[str], Turn]) -> lis
 
 
 def _too_short(session: Session, golds: list[list[Turn]]) -> list[str]:
-    """A warning for each agent that answers and may not write as much as the shortest of these unpunished."""
+    """A warning for each answering agent that cannot write the shortest of these right answers, or only with a length
+    punishment."""
     rule, router, names = session.context.answer, session.context.router, session.team.names
     cache = session.plan.overlong.cache
     answering = {"last": closers_of(router, names), "majority": speakers_of(router, names)}.get(rule, (rule,))
@@ -254,10 +255,10 @@ def _too_short(session: Session, golds: list[list[Turn]]) -> list[str]:
 
 
 def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
-    """Measure every trainable agent's floor on some of its own messages in a few episodes of the team as it is, which
-    are sampled where they are not given. Changes no weight.
+    """Measure every trainable agent's noise floor on some of its own messages in a few episodes of the current team,
+    which are sampled if they are not given. Changes no weights.
 
-    With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
+    With ``precision: auto``, an agent whose radius is not visible is switched to the next finer precision.
     """
     batch, seed = (trial or try_out(session)).batch, session.team_file.seed
     floors = []
@@ -289,15 +290,16 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
 
 
 def _finer(session: Session, agent: str) -> tuple[str, ...]:
-    """This agent's precision, and with ``auto`` all finer ones."""
+    """The precisions to try: the agent's current one, and with ``auto`` all finer ones."""
     info = session.engine.info(agent)
     return info.precisions if session.team_file.learner.precision == "auto" else (info.precision,)
 
 
 @dataclass
 class _Rounding:
-    """What rounding makes of one agent's KL. Every precision scores the messages once, since that takes as long as a
-    measurement, and float32 once for all that are compared with it: on a card it takes ten times as long."""
+    """The effect of rounding on one agent's KL. Every precision scores the messages only once, because that takes as
+    long as a measurement. Float32 is measured once for all precisions that are compared with it, because on a card it
+    takes ten times as long."""
 
     engine: Engine
     agent: str
@@ -306,25 +308,25 @@ class _Rounding:
     seed: int
 
     def floor(self) -> float:
-        """The KL that rounding produces in the present precision: after a negligible perturbation, and beyond it
-        wherever float32 differs.
+        """The KL that rounding produces in the current precision: after a negligible perturbation, or as an error
+        relative to float32.
 
-        In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as
-        a floor of 0, while a step of the size of real ones is read wrongly. So perturbations of several sizes, whose
-        true KL is within the radius, are measured in this precision and compared with float32; the largest difference
-        counts.
+        In low precision a negligible change can vanish altogether (e.g. of an adapter next to a frozen base). This
+        reads as a floor of 0, although steps of realistic size are measured wrongly. So perturbations of several sizes,
+        whose true KL is within the radius, are measured in this precision and compared with float32; the largest
+        difference counts.
         """
         truth = {} if self.engine.info(self.agent).precision in EXACT else self._true_kls
         with self._scored() as before:
             floors = [noise_floor(self._learner, self.data, before, self.radii, seed=self.seed)]
             for relative, kl in truth.items():
                 floors.append(abs(self._perturbed(relative, before) - kl))
-        return float(np.max(floors))  # what is not a number is no floor: Python's max would pass over it
+        return float(np.max(floors))  # propagates NaN, which Python's max may drop
 
     @cached_property
     def _true_kls(self) -> dict[float, float]:
-        """In float32, of perturbations that stay within the radius. The largest are measured first; once one's KL is
-        next to nothing beside the radius, it and those of all smaller perturbations count as 0."""
+        """KL in float32, of perturbations that stay within the radius. The largest are measured first; once a KL is
+        negligible next to the radius, it and those of all smaller perturbations count as 0."""
         own = self.engine.info(self.agent).precision
         self.engine.set_precision(self.agent, "fp32")
         within: dict[float, float] = {}
@@ -334,7 +336,7 @@ class _Rounding:
                     if (kl := self._perturbed(relative, before)) <= NOTHING * self.radii.nats:
                         smaller = [other for other in PERTURBATIONS if other <= relative]
                         return within | dict.fromkeys(smaller, 0.0)
-                    if not kl > self.radii.nats:  # NaN too: the floor is NaN then, and refused
+                    if not kl > self.radii.nats:  # true for NaN as well: the floor is then NaN, and refused
                         within[relative] = kl
                 return within
         finally:
@@ -362,7 +364,7 @@ class _Rounding:
 
 
 def require_visible(session: Session, floors: list[Floor]) -> None:
-    """Refuse a team whose KL noise floor exceeds a tenth of the radius."""
+    """Raise if the plan has a gate and the KL noise floor exceeds a tenth of the radius."""
     blind = [f for f in floors if not f.visible]
     if blind and session.plan.region.gate:
         raise RadiusNotVisible(
@@ -373,8 +375,8 @@ def require_visible(session: Session, floors: list[Floor]) -> None:
 
 
 def _remedy(blind: list[Floor]) -> str:
-    """A finer precision where there is one to set; else only the radius and the messages are left. Rounding adds up
-    over a message as a radius per token does, and one per message does not."""
+    """Advice: a finer precision if one can be set, otherwise a larger radius or shorter messages. Rounding adds up over
+    a message. So does a radius per token, but not one per message."""
     others = f"raise plan.radius_nats_per_{blind[0].unit}, or shorten max_tokens."
     if blind[0].unit == "message":
         worst = max(blind, key=lambda floor: floor.noise_floor / floor.tokens)

@@ -1,5 +1,5 @@
-"""What a whole run may take on this machine: its tokens by a few episodes of the real team; its seconds by the rates
-of the device where they are known, and by those of these episodes and their scoring where they are not."""
+"""Estimate of a run's tokens and seconds on this machine, from a few episodes of the actual team. Seconds follow the
+rates of the device if they are known, and otherwise those of these episodes and of scoring them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from teamtr.session.success import planned_evaluations
 from teamtr.session.trial import Trial
 
 BACKWARD = 2
-"""A step back through a model takes as long as so many forward passes."""
+"""Duration of a step's backward pass, in forward passes."""
 OTHER_PASSES = 2
-"""Forward passes over every message beside those of training: before the update, and by the gate."""
+"""Forward passes over every message besides those of training: before the update, and by the gate."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What the noise floors took."""
+    """The cost of measuring the noise floors."""
 
     tokens: int
     seconds: float
@@ -29,9 +29,9 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sampled tokens and seconds, evaluations included. ``least`` is of a run that samples once a stage, ``most`` of
-    one that samples before every update; they differ where a plan decides that as it goes. ``seconds`` are None where
-    nobody said anything, and where neither the rates of the device are known nor anything was scored."""
+    """Sampled tokens and seconds, including evaluations. ``least`` is for a run that samples once per stage, ``most``
+    for one that samples before every update; they differ only if the plan decides this during the run. ``seconds`` are
+    None if no agent said anything, and if neither the rates of the device are known nor anything was scored."""
 
     least_tokens: int
     most_tokens: int
@@ -40,11 +40,12 @@ class Estimate:
     open_ended: bool = False
     """Dynamic sampling may sample more than ``most``."""
     card: str | None = None
-    """Whose rates the seconds are of; None: the few episodes' own, which are too slow for a batch."""
+    """The card whose rates determine the seconds; None: the rates of the few episodes, which are too slow for a whole
+    batch."""
 
 
 def timed_floors(session: Session, trial: Trial) -> tuple[list[Floor], Scoring]:
-    """The noise floors, and how long it took to score so many tokens."""
+    """Measures the noise floors, and how many tokens were scored in how many seconds."""
     began, before = time.perf_counter(), _scored(session)
     floors = measure_floors(session, trial)
     return floors, Scoring(_scored(session) - before, time.perf_counter() - began)
@@ -55,7 +56,7 @@ def _scored(session: Session) -> int:
 
 
 def _typical(trial: Trial) -> dict[str, int]:
-    """Tokens of each agent's mean message; agents that said nothing are not there."""
+    """Tokens of each agent's mean message; agents that said nothing are left out."""
     found: dict[str, list[int]] = {}
     for episode in trial.batch.episodes:
         for turn in episode.turns:
@@ -64,7 +65,7 @@ def _typical(trial: Trial) -> dict[str, int]:
 
 
 def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
-    """Every episode of the run like those of the trial; agents whose messages grow make it too little."""
+    """Extrapolates from the trial, as if every episode of the run were like its episodes: too low if messages grow."""
     plan, names, ledger = session.plan, session.team.trainable, trial.ledger
     episodes = len(trial.batch.episodes)
     tokens = sum(ledger.sampled_tokens.values()) / episodes
@@ -77,7 +78,7 @@ def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
     typical = _typical(trial)
     prediction = forecast_here(session, typical) if typical else None
     if prediction is not None:
-        batch = prediction.phases["sample"].seconds  # one, where a plan decides as it goes
+        batch = prediction.phases["sample"].seconds  # of one batch if the plan decides during the run
         computed = [prediction.run_seconds + plan.stages * (count - fewest) * batch for count in (fewest, most)]
         card = prediction.setup.cluster.card.name
         return replace(found, least_seconds=computed[0] + apart[0], most_seconds=computed[1] + apart[1], card=card)

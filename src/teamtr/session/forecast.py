@@ -1,4 +1,4 @@
-"""What a run takes on a cluster that need not be there: from the team file and its models' configs, without weights."""
+"""Forecast of a run on a cluster that need not exist, from the team file and model configs, without weights."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Where:
-    """The cluster that is planned for: so many cards of a kind (by default one for each worker), the network between
-    its machines in bytes per second, and tokens of a typical message (by default as many as it may have)."""
+    """The cluster to plan for: the kind and number of cards (by default one per worker), the network between machines
+    in bytes per second, and the tokens of a typical message (by default the maximum)."""
 
     card: str
     cards: int | None = None
@@ -44,7 +44,7 @@ class Where:
 
 
 def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
-    """The session without weights, and what a stage of it takes there."""
+    """The session without weights, and the prediction of a stage on that cluster."""
     cluster = _cluster(team_file, where)
     session = build(team_file, taught=False, parts=Parts(make_engine=partial(_engine, cluster)))
     typical = {} if where.message_tokens is None else dict.fromkeys(session.team.names, where.message_tokens)
@@ -52,8 +52,8 @@ def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
 
 
 def forecast_here(session: Session, typical: Mapping[str, int]) -> Prediction | None:
-    """The same of models that are loaded, on the device they are on, in the precisions that they compute in. None where
-    its rates are not known, or a model's shape. ``typical``: tokens of a message, by agent."""
+    """The same for loaded models, on their device and in the precisions that they compute in. None if the rates of the
+    device or the shape of a model are not known. ``typical``: tokens of a message, by agent."""
     device = device_of(session.team_file)
     card = card_named("cpu") if device.type == "cpu" else card_like(torch.cuda.get_device_name(device))
     if card is None:
@@ -132,7 +132,7 @@ def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) ->
 
 
 def _sampling(team_file: TeamFile, card: Card) -> Sampling:
-    """As ``session.models.sampler_pool`` decides it, for a card that is not here."""
+    """The decisions of ``session.models.sampler_pool``, for a card that need not be present."""
     settings, on_card = team_file.sampling, not card.is_cpu
     paged = settings.engine == "paged" or (settings.engine == "auto" and on_card)
     by_device = "fp16" if on_card else "fp32"
@@ -142,7 +142,8 @@ def _sampling(team_file: TeamFile, card: Card) -> Sampling:
 
 
 def _members(team_file: TeamFile) -> tuple[Member, ...]:
-    """Every model that is loaded: the agents', and that of a player of its own, which is a whole one."""
+    """Every model that would be loaded: those of the agents, and that of a player with a model of its own, which has no
+    adapter."""
     shapes: dict[tuple[str, str | None], ModelShape] = {}
 
     def shape(model: str, revision: str | None) -> ModelShape:
@@ -173,9 +174,9 @@ def _shape(team_file: TeamFile, model: str, revision: str | None) -> ModelShape:
 
 
 def _turns(session: Session, typical: Mapping[str, int]) -> tuple[PlannedTurn, ...]:
-    """The turns of an episode that nothing ends early, with contexts as long as they get; of a router that decides as
-    it goes, agents in the order in which they are listed. Whoever can call tools does so as often as it may. Messages
-    have as many tokens as is ``typical``, and by default as many as they may."""
+    """The turns of an episode that does not end early, with contexts of maximal length. If the router decides during
+    the episode, agents speak in the order in which they are listed. Agents that can call tools do so as often as they
+    may. Messages have ``typical`` tokens, and by default the maximum."""
     router, names = session.context.router, session.team.names
     calling, steps = (router.agents, router.steps) if isinstance(router, ToolTurns) else ((), 1)
     if isinstance(router, ToolTurns):

@@ -1,4 +1,4 @@
-"""How good a session's team is: by playing held-out problems, or exactly where its task has a closed form."""
+"""Success of a session's team: measured on held-out problems, or exact for a task with a closed form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate_team(
     samples: int | None = None,
     temperature: float | None = None,
 ) -> tuple[EvalReport, Ledger]:
-    """Play held-out problems with the team file's evaluation settings, or those given."""
+    """Evaluate on held-out problems with the team file's evaluation settings, unless others are given."""
     settings = session.team_file.eval
     ledger = Ledger()
     report = evaluate(
@@ -38,8 +38,8 @@ def evaluate_team(
 
 
 def planned_evaluations(session: Session) -> tuple[int, int]:
-    """Episodes of one evaluation in a run, and how many evaluations there are: before every so many stages, and after
-    the last one."""
+    """Episodes per evaluation in a run, and the number of evaluations: one before every ``eval.every`` stages, and one
+    after the last stage."""
     settings = session.team_file.eval
     if not settings.every:
         return 0, 0
@@ -48,7 +48,7 @@ def planned_evaluations(session: Session) -> tuple[int, int]:
 
 
 def exact_success(session: Session, team: Team) -> float | None:
-    """The team's success without sampling noise, where the task has a closed form (roles); else None."""
+    """The team's success without sampling noise, if the task has a closed form (roles); else None."""
     task, router = session.task, session.context.router
     one_round = isinstance(router, Schedule) and [sorted(order) for order in router.orders] == [sorted(team.names)]
     if not isinstance(task, Roles) or not one_round:
