@@ -1,2 +1,1 @@
-"""Experiments on the theory: checks and curves on exactly solved tabular teams, and trainings of tiny models that measure
-what stale rollouts cost."""
+"""Experiments on the theory: exact checks on tabular teams, and trainings of tiny models on stale rollouts."""
