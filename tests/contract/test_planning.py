@@ -19,7 +19,7 @@ from teamtr.engines.paged.sampler import PAGE
 from teamtr.engines.passes import chunk_for, head_chunk
 from teamtr.errors import UserError
 from teamtr.planning import rates
-from teamtr.planning.advice import helpful, placement, smallest_sharing
+from teamtr.planning.advice import helpful, made_to_fit, placement, smallest_sharing
 from teamtr.planning.cards import CARDS, card_like, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
@@ -588,14 +588,25 @@ def test_a_base_that_does_not_fit_three_times_is_told_to_be_held_once():
     assert not any("learner.base" in change.settings for change in helpful(predict(whole)))
 
 
+def test_the_fewest_workers_that_share_a_base_are_those_below_which_it_does_not_fit():
+    """Seven, which is no power of two."""
+
+    def fits(workers: int) -> bool:
+        cluster = Cluster(CARDS["H200"], cards=workers, workers=workers, shards=workers, shard_base=True)
+        return memory_of(made_to_fit("", replace(setup(LARGE), cluster=cluster))[1]).fits
+
+    assert [fits(workers) for workers in (4, 5, 6, 7, 8)] == [False, False, False, True, True]
+    assert smallest_sharing(setup(LARGE)) == 7
+
+
 def test_placement_says_whether_the_base_must_be_sharded():
     assert "models fit whole" in placement(predict(setup())).sharding
     assert placement(predict(setup())).fit_on_a_card == 1
     large = predict(setup(LARGE))
-    assert smallest_sharing(setup(LARGE)) == 8
-    assert placement(large).sharding == "needed: cluster.shard_base=true over at least 8 workers"
+    assert smallest_sharing(setup(LARGE)) == 7
+    assert placement(large).sharding == "needed: cluster.shard_base=true over at least 7 workers"
     (change,) = [change for change in helpful(large) if "shard_base=true" in change.settings]
-    assert change.settings.startswith("cluster.engine=ray cluster.workers=8 --cards 8 cluster.shard_base=true")
+    assert change.settings.startswith("cluster.engine=ray cluster.workers=7 --cards 7 cluster.shard_base=true")
     full = predict(setup(LARGE, rank=None))
     assert "what stays whole" in placement(full).sharding
     assert helpful(full) == []

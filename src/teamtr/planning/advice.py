@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -199,10 +200,15 @@ def _sharding(prediction: Prediction) -> str:
 
 def smallest_sharing(setup: Setup) -> int | None:
     """The fewest workers, one per card, whose parts of the models fit, with micro-batch and KV pages reduced as needed;
-    None if no number does. Tries powers of two from 2 to 1024."""
-    for count in (2**k for k in range(1, 11)):
+    None if 1,024 are too few."""
+
+    def fits(count: int) -> bool:
         cards = count + setup.cluster.beside
         cluster = replace(setup.cluster, workers=count, shards=count, cards=cards, shard_base=True)
-        if memory_of(made_to_fit("", replace(setup, cluster=cluster))[1]).fits:
-            return count
-    return None
+        return memory_of(made_to_fit("", replace(setup, cluster=cluster))[1]).fits
+
+    enough = next((2**k for k in range(1, 11) if fits(2**k)), None)
+    if enough is None:
+        return None
+    between = range(max(2, enough // 2 + 1), enough + 1)
+    return between[bisect_left(between, True, key=fits)]
