@@ -19,9 +19,9 @@ class Resample:
 
     ``every=1`` samples before each update (TeamTR), ``every=2`` before every second, ``every=0`` only at stage start.
     ``reweight`` corrects reused episodes to the current team (``theory.weights``), and samples when they are no longer
-    informative: when their effective share falls below ``min_effective_share``, or below the share at which reusing
-    them gains more for its cost. ``sampling_cost`` is the cost of a sampled token relative to a token that is trained
-    on ("measured": in the run's first stage; None: the cost does not matter). ``partial`` keeps the parts of such
+    informative: when their effective share falls below ``min_effective_share``, or so low that sampling new ones gains
+    more for its cost. ``sampling_cost`` is the cost of a sampled token relative to a token that is trained on
+    ("measured": in the run's first stage; None: the cost does not matter). ``partial`` keeps the parts of such
     episodes that the current team might have written itself (``rollout.redraw``); ``control`` is the share of problems
     that are also sampled from scratch, to measure the bias of doing so. ``across_stages`` trains again on the last
     stage's episodes, reweighted, if their problem is drawn again and their effective share is at least

@@ -48,7 +48,8 @@ class MessageFilter:
 
 
 def check_thinking(codec: Any, policy: ThinkPolicy) -> bool:
-    """Whether the template begins replies inside reasoning tags; raises ProtocolError if reasoning is forbidden."""
+    """Whether the template begins replies inside reasoning tags. Raises ProtocolError if it does and ``policy`` is
+    forbid."""
     opened = template_opens_thinking(codec)
     if opened and policy == "forbid":
         raise ProtocolError(

@@ -26,8 +26,8 @@ LAST = 10
 """Success is averaged over this many final stages."""
 
 LOGIT_BOUND = 30.0
-"""Limit of logits, at which 1 - p is 1e-13. An update that reaches it cannot fill its radius; ``filled`` is the share
-of updates that did."""
+"""Limit of logits, at which 1 - p is 1e-13. An update that reaches it does not fill its radius; ``filled`` is the share
+of updates that filled theirs."""
 
 LOWERED = 1e-12
 """An update counts as lowering J if its exact gain is below minus this."""

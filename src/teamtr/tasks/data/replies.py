@@ -87,7 +87,7 @@ def grade_file(
     try:
         with to_be_had():
             known = Known(task, data) if data and not task.needs_data_to_grade else _brought_along(task)
-            rows = read_rows(responses, half_characters=True)  # some servers cut a reply there
+            rows = read_rows(responses, half_characters=True)  # a server may cut inside a character
         graded = Graded(warnings=task.warnings)
         with whole_file(out) as file:
             for row, problem, verdict in _graded(task, known, rows):

@@ -1,7 +1,7 @@
 """Lookup: a question names a key, and only a tool can return its value.
 
-Tables differ between problems, and those of the test split are not used in training, so nothing can be memorized. One
-agent calls the tool, the other reads the result and says the value: the smallest task that needs a tool.
+There are many tables, and those of the test split are not used in training, so values cannot be memorized. One agent
+calls the tool, the other reads the result and says the value: the smallest task that needs a tool.
 """
 
 from __future__ import annotations
