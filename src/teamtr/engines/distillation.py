@@ -15,8 +15,7 @@ from teamtr.engines.policy import Head
 from teamtr.types import Floats
 
 _NEVER = -1e4
-"""A logit whose probability is exactly 0. It is finite because a KL multiplies probabilities by log-probabilities, and
-zero times minus infinity is NaN."""
+"""A logit whose probability is exactly 0. It is finite, so that no KL has to handle minus infinity."""
 
 
 class PolicyDistiller(PolicyLearner):

@@ -54,7 +54,7 @@ def results_of(
     context: RolloutContext, team: Team, agent: Agent, messages: Sequence[Said]
 ) -> list[tuple[Message, ...]]:
     """The tool results for each of these messages of one agent, requested in one batch. An episode that equals its
-    draft up to this message reuses the draft's results."""
+    draft up to and including this message reuses the draft's results."""
     if context.tools is None or agent.tools == ():
         return [()] * len(messages)
     found = [calls_in_message(context, agent, said.state.problem, said.text) for said in messages]

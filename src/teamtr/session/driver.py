@@ -306,8 +306,8 @@ class Driver:
     # -- commits and log --------------------------------------------------------------------------------------
 
     def _commit(self, step: Step, meanwhile: Callable[[], None] | None) -> Record:
-        """Commit and log an update. Everything that it changed is recorded before ``meanwhile`` ends, and nothing that
-        ``meanwhile`` changes."""
+        """Commit and log an update. Everything that it changed is recorded before ``meanwhile`` begins, so that nothing
+        that ``meanwhile`` changes is in the record or the commit."""
         self.team = step.team
         self.states[step.report.agent] = step.update.state
         self.position = replace(self.position.holding(step.batch), number=self.position.number + 1, done=step.index + 1)

@@ -31,7 +31,7 @@ class Scoring:
 class Estimate:
     """Sampled tokens and seconds, including evaluations. ``least`` is for a run that samples once per stage, ``most``
     for one that samples before every update; they differ only if the plan decides this during the run. ``seconds`` are
-    None if no agent said anything, and if neither the rates of the device are known nor anything was scored."""
+    None if no agent said anything, or if neither the rates of the device are known nor anything was scored."""
 
     least_tokens: int
     most_tokens: int

@@ -212,7 +212,7 @@ def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
 
 
 def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
-    # ``sampling`` names no data, and those of ``warmup`` are only used when a run begins.
+    # ``sampling`` names no data, and the data of ``warmup`` are only used when a run begins.
     for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling", "warmup"})):
         if len(text) < 4096 and "\0" not in text and Path(text).is_absolute() and Path(text).is_file():
             yield key, Path(text)

@@ -106,7 +106,7 @@ class StoredRun:
 
 
 def stored_team_file(run: RunFolder) -> TeamFile:
-    """The settings of the run, with paths relative to where the folder is now."""
+    """The settings of the run, with relative paths resolved from where the folder is now."""
     return loads_stored(run.team_text(), str(run.team_file), run.path)
 
 

@@ -157,7 +157,7 @@ def stage_hp_certificate(
 
 
 def surrogate_ceiling(delta: ArrayLike, gamma: ArrayLike, a_max: ArrayLike) -> Floats:
-    """A_max sqrt(2 delta) / (1 - gamma), the largest true surrogate: thm:single is never positive for gamma >= 1/2.
+    """A_max sqrt(2 delta) / (1 - gamma) bounds the true surrogate: thm:single is never positive for gamma >= 1/2.
 
     E_cur A = 0, hence |f(s)| = |E_new A - E_cur A| <= 2 A_max TV(s), and Pinsker with Jensen. The penalty of
     eq:single_step_cert is gamma / (1 - gamma) times this.

@@ -32,7 +32,7 @@ class AdvantageEstimator(Protocol):
         ...
 
     def largest(self, group_size: int) -> float:
-        """The largest possible absolute advantage: the A_max of the paper's certificate."""
+        """A bound that no absolute advantage exceeds: the A_max of the paper's certificate."""
         ...
 
     def error(self, returns_PG: Floats) -> float:

@@ -15,8 +15,8 @@ With p the old and q the new probabilities and p_0 = 1::
 and the next token after i kept ones has probabilities max(0, p_i q - p) / r_i. A message that ended early is treated as
 one of full length whose rest is certain under both policies, which changes none of these probabilities.
 
-It is exact for drafts that are independent of the new policy. Drafts that the update was trained on bias it: more of
-them is kept than should be.
+It is exact for drafts that are independent of the new policy. Drafts that the update was trained on bias it: the update
+has moved towards some of them, and more of those is kept than should be.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 from teamtr.types import Floats
 
 MOST = 4.0
-"""The largest weight of an episode. A rare message that an update made a thousand times likelier would otherwise
-outweigh all others together: one of 256 messages of a language model did, at a KL of 0.055 nats."""
+"""The largest weight of an episode before normalization. A rare message that an update made a thousand times likelier
+would otherwise outweigh all others together: one of 256 messages of a language model did, at a KL of 0.055 nats."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ UpdateAgent = Callable[[str, TrainingBatch], Update]
 @dataclass(frozen=True)
 class Slot:
     """One place in a stage's schedule. ``opens`` marks the first agent of a step. All agents of a step are updated from
-    the batch that the step begins with, written by the team as it was then."""
+    the batch that the step begins with, which the team as it was then wrote, unless the plan reuses older episodes."""
 
     step: int
     agent: str
