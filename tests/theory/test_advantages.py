@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from teamtr.batches import RolloutBatch
 from teamtr.theory.advantages import discounted_return, group_advantages
+from teamtr.theory.estimators import GroupAdvantage
 from teamtr.types import Episode, Problem, Turn, Verdict
 
 
@@ -129,3 +130,13 @@ def test_informative_groups_are_centred_standardised_and_bounded(returns_PG: np.
     assert (np.abs(got.raw_PG) <= math.sqrt(group_size - 1) + 1e-9).all()  # Samuelson
     assert not got.non_finite_P.any()
     assert got.informative_P.tolist() == [len(set(row)) > 1 for row in returns_PG.tolist()]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("clip", [1.5, 3.0, math.inf])
+def test_no_advantage_exceeds_the_largest_that_certificates_assume(normalize: bool, clip: float) -> None:
+    estimator = GroupAdvantage(normalize=normalize, clip=clip)
+    one_right = [[100.0, *[0.0] * 7]]  # normalized: sqrt(7) = 2.6; otherwise 87.5, before clipping
+    largest = float(np.abs(estimator.estimate(np.array(one_right)).values_PG).max())
+    assert largest <= estimator.largest(8)
+    assert largest == pytest.approx(min(clip, math.sqrt(7.0) if normalize else 87.5), rel=1e-6)

@@ -54,8 +54,9 @@ class GroupAdvantage:
         )
 
     def largest(self, group_size: int) -> float:
-        """A normalized advantage cannot exceed sqrt(G - 1) (Samuelson's inequality)."""
-        return min(self.clip, math.sqrt(group_size - 1))
+        """The clip, or sqrt(G - 1) if that is smaller: no normalized advantage exceeds it (Samuelson's inequality).
+        Without ``normalize``, advantages are in units of reward, and only the clip bounds them."""
+        return min(self.clip, math.sqrt(group_size - 1)) if self.normalize else self.clip
 
     def error(self, returns_PG: Floats) -> float:
         return zeta_norm(returns_PG, a_clip=self.clip, eps_norm=self.eps, normalize=self.normalize)

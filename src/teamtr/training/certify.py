@@ -54,7 +54,8 @@ def certify(
 
     The paper's bound uses D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
     discount, gamma is taken from an episode of ``inputs.horizon`` turns; see ``single_step_certificate``. The bound
-    needs a largest advantage (``a_max``), which a critic's estimates do not have: with a critic only ours is returned.
+    needs a largest advantage (``a_max``). A critic's estimates have none, nor do advantages that are neither normalized
+    nor clipped: then only ours is returned.
     """
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
