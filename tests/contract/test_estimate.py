@@ -155,7 +155,7 @@ def test_evaluations_are_planned_as_a_run_makes_them(stages: int, every: int, tm
     ("found", "told"),
     [
         (Estimate(1200, 1200, None, None), "about 1,200 sampled tokens"),
-        (Estimate(10, 1200, 60.0, 3725.0), "about 10 to 1,200 sampled tokens, less than 1:00 to 1:02:05"),
+        (Estimate(10, 1200, 60.0, 3725.0), "about 10 to 1,200 sampled tokens, less than 1:02:05"),
         (
             Estimate(10, 10, 61.0, 61.0, open_ended=True, card="H200"),
             "about 10 sampled tokens, 1:01 by the model of teamtr plan --card H200, and more where dynamic sampling "

@@ -56,8 +56,9 @@ def estimate_line(found: Estimate) -> str:
     more = ", and more where dynamic sampling replaces groups" if found.open_ended else ""
     if found.least_seconds is None or found.most_seconds is None:
         return f"about {tokens} sampled tokens{more}"
-    seconds = _span(clock(found.least_seconds), clock(found.most_seconds))
-    how = f"less than {seconds}" if found.card is None else f"{seconds} by the model of teamtr plan --card {found.card}"
+    least, most = clock(found.least_seconds), clock(found.most_seconds)
+    modeled = f"{_span(least, most)} by the model of teamtr plan --card {found.card}"
+    how = f"less than {most}" if found.card is None else modeled
     return f"about {tokens} sampled tokens, {how}{more}"
 
 
