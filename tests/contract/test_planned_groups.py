@@ -8,7 +8,7 @@ import pytest
 
 from planned import LARGE, SHAPE, setup, workers
 from teamtr.errors import UserError
-from teamtr.planning.advice import helpful
+from teamtr.planning.advice import helpful, smallest_sharing
 from teamtr.planning.cards import CARDS
 from teamtr.planning.memory import memory_of
 from teamtr.planning.sampling import sample_seconds
@@ -100,6 +100,7 @@ def test_advice_for_groups_names_the_group():
     assert not predict(large).memory.fits
     assert predict(large).memory.plan.where == "group 0"
     (change,) = [change for change in helpful(predict(large)) if "shard_base=true" in change.settings]
-    assert change.settings.startswith("cluster.groups.0.workers=8 --cards 9 cluster.shard_base=true")
+    assert smallest_sharing(large.by_group[0]) == 5
+    assert change.settings.startswith("cluster.groups.0.workers=5 --cards 6 cluster.shard_base=true")
     with pytest.raises(UserError, match="4 workers need as many"):
         replace(in_groups(4, 1).cluster, shards=2)
