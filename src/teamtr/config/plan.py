@@ -143,6 +143,12 @@ class PlanConfig(Section):
                 "its later updates; use plan.allocate: equal, or collect fresh rollouts before every update"
             )
             yield Refusal(("plan", "allocate"), message)
+        elif self.allocate not in (None, "equal") and self.plan().dynamic_sampling.on:
+            message = (
+                f"plan.allocate: {self.allocate} goes by certificates, and dynamic sampling, which chooses groups by "
+                "their rewards, leaves none; use plan.allocate: equal, or set plan.dynamic_sampling: false"
+            )
+            yield Refusal(("plan", "allocate"), message)
         elif self.allocate not in (None, "equal") and self.plan().credit not in ("team", "crossed"):
             message = (
                 f"plan.allocate: {self.allocate} compares what agents gain for the team, and with plan.credit: "

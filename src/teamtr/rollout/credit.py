@@ -116,9 +116,12 @@ def certified_range(plan: Plan, reward_range: float | None, team: Team, router: 
     unknown, or if a gain in these returns is not a gain of the team.
 
     Own rewards may come at the others' expense. A difference gains what the team gains if nobody reads the agent, and
-    may be as far below 0 as above.
+    may be as far below 0 as above. Dynamic sampling leaves out groups of equal rewards, whose surrogate is 0: what is
+    left overstates the gain, by 1 over the share of groups with a signal.
     """
     team_range = plan.return_range(reward_range)
+    if plan.dynamic_sampling.on:
+        return None
     if plan.credit in ("team", "crossed") or team_range is None:
         return team_range
     if plan.credit == "difference" and is_unheard(team, router, agent):
