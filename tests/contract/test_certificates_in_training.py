@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from small import SameLetter, World
+from teamtr.batches import RolloutBatch
 from teamtr.presets import PRESETS
 from teamtr.randomness import generator, seed_of
 from teamtr.records import MeasuredGain, UpdateRecord
 from teamtr.reports import Certificate, Outcome, UpdateReport
 from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
-from teamtr.theory.intervals import bootstrap_upper
+from teamtr.theory.intervals import bootstrap_upper, mean_interval
 from teamtr.training.certify import CertificateInputs, certify
+from teamtr.training.lesson import lesson
 from teamtr.training.stage import stage_report
 
 pytestmark = pytest.mark.long
@@ -347,6 +350,66 @@ def test_agents_of_a_stage_set_the_same_problems_aside():
         for seed in range(3):
             world.update(name, data, seed=seed, certificate_inputs=ONCE, optimization=optimization, holdout_seed=7)
     assert len(seen) == 1, "one of three problems is climbed on, by both agents and whatever their own seed"
+
+
+def silent_in(batch: RolloutBatch, problems: Sequence[int]) -> RolloutBatch:
+    """The batch without the second agent's messages in these problems, as when a router did not call on it."""
+    episodes = [
+        replace(episode, turns=episode.turns[:1]) if e // batch.group_size in problems else episode
+        for e, episode in enumerate(batch.episodes)
+    ]
+    return replace(batch, episodes=tuple(episodes))
+
+
+def test_problems_in_which_an_agent_is_silent_are_held_out_like_any_others():
+    """Its gain there is 0. Held out are the problems that other agents hold out, not some of those where it speaks."""
+    world = World()
+    problems = [replace(p, id=f"{p.id}{k % 3}") for k in range(4) for p in SameLetter().problems("train")]
+    batch = silent_in(play(world.context, world.team, problems, 4, seed=0), range(6, 12))
+    assert batch.cluster_P.tolist() == [*range(9), 0, 1, 2]
+    found = {name: lesson(batch, name, world.plan, world.team).data for name in "xy"}
+    for seed in range(20):
+        x, y = (data.hold_out(0.5, np.random.default_rng(seed)) for data in found.values())
+        assert x.holdout_P is not None
+        assert y.holdout_P is not None
+        assert x.holdout_P.tolist() == y.holdout_P.tolist()
+        assert len(set(batch.cluster_P[x.holdout_P])) == 5, "half of nine different problems"
+        aside, rows = y.holdout()
+        assert aside.returns_PG.tolist() == y.returns_PG[y.holdout_P].tolist()
+        assert len(rows) == 4 * y.holdout_P[:6].sum()
+        assert [aside.returns_PG.reshape(-1)[e] for e in aside.messages.episode_M] == [
+            y.returns_PG.reshape(-1)[e] for e in y.messages.episode_M[rows]
+        ]
+
+
+def test_a_held_out_certificate_counts_the_problems_in_which_the_agent_is_silent():
+    world = World()
+    problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(4)]
+    data = world.training_batch("y", silent_in(play(world.context, world.team, problems, 8, seed=0), range(6, 12)))
+    held = np.arange(12) % 3 != 0
+    learner = world.engine.learner("y")
+    before = learner.snapshot()
+    report = world.update("y", replace(data, holdout_P=held), certificate_inputs=ONCE).report
+    assert (report.groups_aside, report.outcome) == (8, "accepted")
+    after = learner.snapshot()
+    learner.restore(before)
+    learner.begin(data.messages)
+    learner.restore(after)
+    per_problem = surrogate_by_problem(learner.measure().log_ratio_M, data.messages.episode_M, data.returns_PG)[held]
+    learner.end()
+    ours = report.certificates[0]
+    assert np.count_nonzero(per_problem) == 4, "of the eight problems held out"
+    assert ours.terms["surrogate"] == pytest.approx(per_problem.mean())
+    interval = mean_interval(per_problem)
+    assert ours.terms["sampling"] == pytest.approx(interval.lower - interval.estimate)
+
+
+def test_an_agent_that_is_silent_in_all_problems_held_out_has_no_certificate():
+    world = World()
+    problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(4)]
+    data = world.training_batch("y", silent_in(play(world.context, world.team, problems, 8, seed=0), range(6, 12)))
+    report = world.update("y", replace(data, holdout_P=np.arange(12) > 7), certificate_inputs=ONCE).report
+    assert (report.groups_aside, report.outcome, report.certificates) == (4, "accepted", ())
 
 
 def test_a_stale_batch_certifies_nothing():

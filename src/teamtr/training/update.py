@@ -192,7 +192,7 @@ def _before(agent: str, data: TrainingBatch, plan: Plan, state: AgentState, vers
         advantage_clip_rate=advantages.clip_rate,
         zeta_norm=plan.advantage.error(data.returns_PG),
         zeta_clip=zeta_clip(advantages.raw_PG, advantages.values_PG),
-        groups_aside=0 if data.holdout_M is None else len(np.unique(data.messages.problem_M[data.holdout_M])),
+        groups_aside=0 if data.holdout_P is None else int(data.holdout_P.sum()),
         version_before=version,
         version_after=version,
     )
@@ -210,7 +210,7 @@ def _cannot_teach(data: TrainingBatch, folds: Sequence[Fold], objective: Objecti
     if not np.isfinite(data.advantages_M).all():
         return "skipped_non_finite", "an episode weight is not finite"
     if not data.gradient_M(objective).any():
-        aside = "" if data.holdout_M is None else ", or was set aside"
+        aside = "" if data.holdout_P is None else ", or was set aside"
         cut = ", or only messages of it that were cut" if data.filter_cut and data.messages.cut_M.any() else ""
         return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}{cut}"
     if not folds:
@@ -400,7 +400,8 @@ def _certificates(
     report: UpdateReport,
     seed: int,
 ) -> tuple[Certificate, ...]:
-    """Certificates from the held-out problems if there are any, otherwise from the problems trained on."""
+    """Certificates from the held-out problems if there are any, otherwise from the problems trained on. None if the
+    agent is silent in all held-out problems."""
     settings: dict[str, Any] = {
         "gamma": plan.gamma,
         "a_max": plan.advantage.largest(data.returns_PG.shape[1]),
@@ -408,10 +409,10 @@ def _certificates(
         "confidence": optimization.confidence,
         "seed": seed,
     }
-    if data.holdout_M is None:
+    if data.holdout_P is None:
         return certify(kept.divergence, data, inputs, subsample=kept.subsample, **settings)
     holdout, rows = data.holdout()
-    return certify(learner.measure(rows), holdout, inputs, **settings)
+    return certify(learner.measure(rows), holdout, inputs, **settings) if len(rows) else ()
 
 
 _PHASES = {"score": "scoring", "train": "training", "gate": "gate of"}
