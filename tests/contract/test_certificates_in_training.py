@@ -258,30 +258,58 @@ def test_the_true_value_is_what_sampling_says():
     assert abs(rewards.mean() - true_value(world)) < 4 * rewards.std() / np.sqrt(len(rewards))
 
 
-def test_a_stage_adds_up_its_steps():
-    def update(number: int, bound: float, measured: MeasuredGain | None, outcome: Outcome = "accepted") -> UpdateRecord:
-        certificate = Certificate("turn_aware", {"surrogate": bound, "occupancy": 0.0}, bound)
-        report = UpdateReport("x", outcome, "", 0.1, certificates=() if outcome == "restored" else (certificate,))
-        return UpdateRecord(
-            update=number,
-            stage=4,
-            step=number - 7,
-            report=report,
-            reward=0.0,
-            success=0.0,
-            measured_before=measured,
-            episodes_total=0,
-            sampled_tokens_total=0,
-            time=0.0,
-        )
+def step_of(
+    number: int, bound: float | None, measured: MeasuredGain | None, outcome: Outcome = "accepted"
+) -> UpdateRecord:
+    known = bound is not None and outcome == "accepted"
+    certificates = (Certificate("turn_aware", {"surrogate": bound, "occupancy": 0.0}, bound),) if known else ()
+    return UpdateRecord(
+        update=number,
+        stage=4,
+        step=number - 7,
+        report=UpdateReport("x", outcome, "", 0.1, certificates=certificates),
+        reward=0.0,
+        success=0.0,
+        measured_before=measured,
+        episodes_total=0,
+        sampled_tokens_total=0,
+        time=0.0,
+    )
 
-    gain = MeasuredGain(7, 0.05, 0.0, 0.1, 0.95, "t", 4)
-    updates = [update(7, 0.1, None), update(8, 0.2, gain), update(9, 0.4, None), update(10, 9.0, None, "restored")]
+
+def gain_of(update: int, estimate: float) -> MeasuredGain:
+    return MeasuredGain(update, estimate, estimate - 0.05, estimate + 0.05, 0.95, "t", 4)
+
+
+def test_a_stage_adds_up_its_steps():
+    updates = [
+        step_of(7, 0.1, None),
+        step_of(8, 0.2, gain_of(7, 0.05)),
+        step_of(9, 0.4, None),
+        step_of(10, 9.0, None, "restored"),
+    ]
     report = stage_report(4, updates)
     assert (report.stage, report.steps, report.accepted) == (4, 4, 3)
     assert report.certificates[0].lower_bound == pytest.approx(0.7)
     assert report.measured == 0.05
     assert report.certified_of_measured == 0.1, "compared with the steps that were measured, no others"
+
+
+def test_a_stage_certifies_nothing_where_a_step_that_was_kept_has_no_certificate():
+    """As where others read what one of two agents says (``plan.credit: difference``), or the range of rewards is not
+    known: the second step lost 0.3, and the sum of what is certified says nothing about it."""
+    updates = [step_of(7, 0.1, None), step_of(8, None, gain_of(7, 0.05)), step_of(9, 0.4, gain_of(8, -0.3))]
+    report = stage_report(4, updates)
+    assert report.certificates == ()
+    assert (report.measured, report.certified_of_measured) == (pytest.approx(-0.25), None)
+    report = stage_report(4, [*updates[:2], step_of(9, None, None)])
+    assert (report.measured, report.certified_of_measured) == (0.05, 0.1), "the step that was measured has one"
+    undone = [step_of(7, 0.1, None), step_of(8, None, gain_of(7, 0.05), "restored"), step_of(9, 0.4, gain_of(8, 0.01))]
+    report = stage_report(4, undone)
+    assert report.certificates[0].lower_bound == pytest.approx(0.5)
+    assert report.certified_of_measured == pytest.approx(0.1), "a step that was undone gains nothing"
+    unknown = [step_of(7, None, None), step_of(8, None, gain_of(7, -0.1))]
+    assert stage_report(4, unknown).certified_of_measured is None
 
 
 @pytest.mark.slow
