@@ -56,8 +56,10 @@ def credited(
         returns_PG = agent_returns_PG(batch, agent, plan, limits)
         return Credited(returns_PG, plan.advantage.estimate(returns_PG, weights_PG))
     weights_PG = np.ones(shape) if weights_PG is None else weights_PG
-    advantages = crossed_advantages(plan.advantage.estimate, crossed_PGG, weights_PG)
-    return Credited(crossed_means_PG(crossed_PGG, weights_PG), advantages)
+    means_PG = crossed_means_PG(crossed_PGG, weights_PG)
+    if plan.critic is not None:  # it learns from groups in which all messages earn the same, too
+        return Credited(means_PG, plan.advantage.estimate(means_PG))
+    return Credited(means_PG, crossed_advantages(plan.advantage.estimate, crossed_PGG, weights_PG))
 
 
 def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
