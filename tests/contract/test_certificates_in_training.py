@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from small import SameLetter, World
-from teamtr.batches import RolloutBatch
+from teamtr.answers import Divergence
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.presets import PRESETS
 from teamtr.randomness import generator, seed_of
 from teamtr.records import MeasuredGain, UpdateRecord
 from teamtr.reports import Certificate, Outcome, UpdateReport
 from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
+from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.intervals import bootstrap_upper, mean_interval
+from teamtr.training.batch import TrainingBatch
 from teamtr.training.certify import CertificateInputs, certify
 from teamtr.training.lesson import lesson
 from teamtr.training.stage import stage_report
@@ -66,11 +69,48 @@ def test_with_a_discount_the_papers_bound_takes_the_discounted_kl(gamma):
     assert sorted(set(data.messages.turn_M)) == [1, 3]
     d_tok = (1 - gamma) * caution * (gamma**data.messages.turn_M * kl_M).sum() / 48
     (_, papers) = update.report.certificates
-    a_max = min(3.0, np.sqrt(15))
-    expected = -np.sqrt(2) * gamma / (1 - gamma) ** 2 * a_max * np.sqrt(d_tok)
+    a_max, last = min(3.0, np.sqrt(15)), gamma**-3
+    expected = -np.sqrt(2) * gamma / (1 - gamma) ** 2 * a_max * last * np.sqrt(d_tok)
     assert papers.terms["occupancy"] == pytest.approx(expected, rel=1e-9)
-    assert papers.terms["estimation"] == pytest.approx(-update.report.zeta / (1 - gamma))
+    assert papers.terms["estimation"] == pytest.approx(-update.report.zeta * last / (1 - gamma))
     assert papers.terms["surrogate"] == pytest.approx(update.report.surrogate * len(data.messages) / 48)
+
+
+def test_with_a_discount_the_papers_bound_holds_for_an_agent_that_speaks_last():
+    """In turn 8 of 0 to 9 an agent picks one of two branches, and in turn 9 a message that is right with 1/2. The step
+    moves 0.2 to the second branch, where a right message gets less likely by 0.2; in the first it gets likelier by as
+    much. The surrogate is 0 and the loss 0.08, 0.16 deviations. Advantages of episodes are 1 and -1, those of turn 9,
+    discounted to it, 512 times that. With 1 as the largest, the bound would be -0.045.
+    """
+    gamma, turns, half = 0.5, 10, np.array([0.5, 0.5])
+    branches, right = np.array([0.3, 0.7]), np.array([0.7, 0.3])  # of the new policy; of the old one 1/2
+    branch_E, right_E = np.tile([0, 0, 1, 1], 200), np.tile([0, 1], 400)  # each pair as often as it is likely
+    said_E = np.where(right_E, right[branch_E], 1.0 - right[branch_E])
+    log_ratio_M = np.log(np.stack([branches[branch_E], said_E], axis=1) / 0.5).reshape(-1)
+    kl_M = np.tile([half @ np.log(half / branches), half @ np.log(half / right)], 800)
+    episode_M, blank = np.repeat(np.arange(800), 2), (np.zeros(1, np.int32),) * 1600
+    messages = AgentBatch(
+        agent="x",
+        prompts=blank,
+        messages=blank,
+        sampler_logprobs=(np.zeros(1, np.float32),) * 1600,
+        episode_M=episode_M,
+        problem_M=episode_M // 2,
+        turn_M=np.tile([turns - 2, turns - 1], 800),
+    )
+    returns_PG = gamma ** (turns - 1) * right_E.reshape(-1, 2)
+    data = TrainingBatch(messages, GroupAdvantage(eps=0.0).estimate(returns_PG), returns_PG)
+    assert set(data.advantages_M) == {-1.0, 1.0}
+    inputs = CertificateInputs(turns=2, horizon=turns, reward_range=1.0)
+    divergence = Divergence(kl_M, -log_ratio_M, kl_M, log_ratio_M)
+    _, papers = certify(divergence, data, inputs, gamma=gamma, a_max=1.0, zeta=0.0)
+    assert papers.terms["surrogate"] == pytest.approx(0.0, abs=1e-12)
+    gain = branches @ right - 0.5
+    assert gain == pytest.approx(-0.08)
+    assert papers.lower_bound < gain / 0.5
+    assert papers.lower_bound == pytest.approx(-0.0452 * 512, rel=2e-3)
+    far = replace(inputs, horizon=5000)
+    assert [each.kind for each in certify(divergence, data, far, gamma=gamma, a_max=1.0, zeta=0.0)] == ["turn_aware"]
 
 
 @pytest.mark.parametrize("horizon", [2, 6])
