@@ -165,6 +165,15 @@ def _uncertified(session: Session) -> list[str]:
     return [f"plan.credit: {plan.credit}: no certificates for {', '.join(without)}: {why}"]
 
 
+def untaught_share(session: Session, trial: Trial) -> float | None:
+    """The share of the trial's groups that teach an agent nothing, of the agent for whom it is least; None if nobody is
+    trained."""
+    plan, limits = session.plan, session.team.limits
+    speaking = [name for name in session.team.trainable if session.context.router.turns_of(name)]
+    found = [credited(trial.batch, name, plan, limits).advantages.informative_P for name in speaking]
+    return min((float(1.0 - informative_P.mean()) for informative_P in found), default=None)
+
+
 def callable_tools(session: Session) -> dict[str, list[str]]:
     """The names of the tools that each agent can call in the first problem; agents without any are left out."""
     problem, context = session.task.problems("train")[0], session.context
