@@ -113,6 +113,7 @@ def update_agent(
                 return Update(refused, state, np.zeros(len(data.messages)))
             if plan.critic is not None:
                 data = data.with_values(learner.values(), plan.critic, plan.gamma)
+                base = replace(base, **_clipped(data))
             distances = mismatch(learner, data)
         start, parts, tries = Start.frozen(before, data), [], []
         for fold in folds:
@@ -278,6 +279,13 @@ def _optimize(
                 if not data.mean(kl_M, some) <= radius:
                     break  # already outside the radius: more steps would only need more backtracking
     return _Optimized(steps, scale, float(np.mean(clip_rates[1:])), broken, tuple(fits))
+
+
+def _clipped(data: TrainingBatch) -> dict[str, Any]:
+    """What clipping does to the advantages of a critic, which are known only once its values are."""
+    if data.tokens is None:
+        return {}
+    return {"advantage_clip_rate": data.tokens.clip_rate, "zeta_clip": data.tokens.clip_error}
 
 
 def _critic_report(data: TrainingBatch, parts: Sequence[_Optimized]) -> CriticReport | None:
