@@ -399,7 +399,25 @@ def test_what_is_set_aside_is_neither_climbed_on_nor_split():
     assert aside.returns_PG.tolist() == data.returns_PG[problems].tolist()
     assert aside.advantages_M.tolist() == data.advantages_M[rows].tolist()
     assert aside.messages.episode_M.tolist() == list(range(32))
-    assert data.hold_out(0.99, np.random.default_rng(0)) is data, "something must be left to learn from"
+    most = data.hold_out(0.99, np.random.default_rng(0))
+    assert most.holdout_P is not None
+    assert most.holdout_P.sum() == 2, "something must be left to learn from"
+
+
+def test_a_large_share_leaves_one_problem_and_two_problems_give_no_certificate():
+    """Where nothing is held out, a certificate would be of what the step was trained on, and not what was asked for."""
+    world = World()
+    problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(3)][:8]
+    optimization = replace(world.optimization, certify_share=0.9)
+    data = world.training_batch("x", play(world.context, world.team, problems, 8, seed=0))
+    report = world.update("x", data, certificate_inputs=ONCE, optimization=optimization, seed=3).report
+    assert (report.groups_aside, report.outcome, len(report.certificates)) == (7, "accepted", 2)
+    world = World()
+    two = world.training_batch("x", play(world.context, world.team, problems[::4], 8, seed=0))
+    report = world.update("x", two, certificate_inputs=ONCE, optimization=optimization).report
+    assert (report.groups_aside, report.outcome, report.certificates) == (0, "accepted", ())
+    report = World().update("x", two, certificate_inputs=ONCE).report
+    assert len(report.certificates) == 2, "nothing else was asked for"
 
 
 def test_nothing_is_set_aside_where_no_certificate_could_come_of_it():

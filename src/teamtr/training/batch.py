@@ -84,8 +84,8 @@ class TrainingBatch:
         return replace(self, tokens=critic.of_tokens(values, self.messages, self.returns_PG, gamma))
 
     def hold_out(self, share: float, rng: np.random.Generator) -> TrainingBatch:
-        """The same batch with a share of its problems held out, at least two; unchanged if none would be left to train
-        on. A problem that occurs twice in the batch counts as one.
+        """The same batch with a share of its problems held out, at least two and never all; unchanged if it has fewer
+        than three. A problem that occurs twice in the batch counts as one.
 
         They are drawn from all problems, also those in which the agent is silent. So the same generator gives the same
         ones to every agent, and they are a sample of the problems and not of those in which this agent speaks.
@@ -95,8 +95,8 @@ class TrainingBatch:
             cluster_P = np.arange(len(self.returns_PG))
             cluster_P[self.messages.problem_M] = self.messages.cluster_M
         clusters = np.unique(cluster_P)
-        count = max(math.ceil(share * len(clusters)), 2)
-        if count >= len(clusters):
+        count = min(max(math.ceil(share * len(clusters)), 2), len(clusters) - 1)
+        if count < 2:
             return self
         return replace(self, holdout_P=np.isin(cluster_P, rng.permutation(clusters)[:count]))
 

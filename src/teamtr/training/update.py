@@ -83,6 +83,8 @@ def update_agent(
         data = data.hold_out(
             optimization.certify_share, generator(seed if holdout_seed is None else holdout_seed, "aside")
         )
+        if data.holdout_P is None:  # too few problems: what was asked for are certificates that hold
+            certificate_inputs = None
     clock = _Clock(data.messages.agent)
     spent = dict(learner.tokens)
     radius, version = state.radius_nats, learner.version()
