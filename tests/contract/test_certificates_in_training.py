@@ -236,6 +236,16 @@ def test_no_certificate_without_a_range_or_without_a_step():
     assert still.update("x", data, certificate_inputs=ONCE).report.certificates == ()
 
 
+def test_no_certificate_where_returns_spread_wider_than_the_range_that_the_task_states():
+    """As of a task with rewards from 1 to 2 and a discount, whose range for longer and shorter episodes is not 1."""
+    for reward_range, issued in ((1.0, 0), (1.999, 0), (2.0, 2), (3.0, 2)):
+        world = World(reward=lambda k, value: 2.0 * value)
+        data = world.training_batch("x", world.collect(world.team, 0))
+        assert np.ptp(data.returns_PG) == 2.0
+        report = world.update("x", data, certificate_inputs=replace(ONCE, reward_range=reward_range)).report
+        assert (report.outcome, len(report.certificates)) == ("accepted", issued)
+
+
 def test_certified_gains_hold_on_episodes_the_step_was_not_made_from():
     """The true gain of each step from the tables. On a second batch of the old team the certificate exceeds it about as
     rarely as its 95 % say; on the batch that the step was made from it is optimistic, as its docstring warns."""

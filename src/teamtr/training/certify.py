@@ -26,7 +26,8 @@ from teamtr.training.gate import Subsample
 @dataclass(frozen=True)
 class CertificateInputs:
     """What a certificate requires of the task: how often the agent may speak in an episode, the total turns of an
-    episode, and the range of returns (None: unknown, so no certificate; see ``tasks.Task`` on discounts)."""
+    episode, and the range of returns (None: unknown, so no certificate; see ``tasks.Task`` on discounts). Returns that
+    spread wider than their range have no certificate either."""
 
     turns: int
     horizon: int
@@ -62,6 +63,8 @@ def certify(
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
         return ()
+    if np.ptp(returns_PG) > inputs.reward_range * (1.0 + 1e-9):
+        return ()  # the range that the task states is too small: see ``tasks.Task`` on discounts
     rows = np.arange(len(batch)) if subsample is None else subsample.rows
     episode_M, episodes = batch.episode_M[rows], returns_PG.size
     each_stands_for = 1.0 if subsample is None else episodes / subsample.episodes
