@@ -32,7 +32,8 @@ class AdvantageEstimator(Protocol):
         ...
 
     def largest(self, group_size: int) -> float:
-        """A bound that no absolute advantage exceeds: the A_max of the paper's certificate."""
+        """A bound that no absolute advantage exceeds: the A_max of the paper's certificate. An estimator with larger
+        advantages than the one that it inherits from must override it."""
         ...
 
     def error(self, returns_PG: Floats) -> float:
