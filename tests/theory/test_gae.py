@@ -168,7 +168,7 @@ def test_every_finite_group_teaches_with_a_critic():
     found = CriticAdvantage().estimate(np.array([[1.0, 1.0], [0.0, 1.0], [math.nan, 1.0]]))
     assert found.informative_P.tolist() == [True, True, False]
     assert found.values_PG[1].tolist() == [-0.5, 0.5]
-    assert CriticAdvantage().largest(16) == math.inf
+    assert CriticAdvantage().largest(16, 1.0) == math.inf
 
 
 def test_the_value_loss_by_hand_and_where_it_has_no_gradient():

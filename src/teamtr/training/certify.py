@@ -55,10 +55,9 @@ def certify(
 
     The paper's bound uses D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
     discount, gamma is taken from an episode of ``inputs.horizon`` turns; see ``single_step_certificate``. The bound
-    needs a largest advantage (``a_max``). A critic's estimates have none, nor do advantages that are neither normalized
-    nor clipped: then only ours is returned. ``a_max`` and ``zeta`` are of advantages of episodes, whose return is
-    discounted to the first turn. The advantage at turn t, of which the paper's A_max and zeta speak, is gamma^-t times
-    that: at most gamma^(1 - horizon) times.
+    needs a largest advantage (``a_max``), which a critic's estimates do not have: with a critic only ours is returned.
+    ``a_max`` and ``zeta`` are of advantages of episodes, whose return is discounted to the first turn. The advantage at
+    turn t, of which the paper's A_max and zeta speak, is gamma^-t times that: at most gamma^(1 - horizon) times.
     """
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():

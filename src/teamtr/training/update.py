@@ -30,7 +30,6 @@ from teamtr.progress import working
 from teamtr.randomness import generator
 from teamtr.reports import Certificate, CriticReport, Outcome, UpdateReport
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale
-from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.gain import gain_by_message
 from teamtr.theory.kl import discounted_kl, per_token
 from teamtr.theory.objective import Objective
@@ -412,14 +411,12 @@ def _certificates(
     seed: int,
 ) -> tuple[Certificate, ...]:
     """Certificates from the held-out problems if there are any, otherwise from the problems trained on. None if the
-    agent is silent in all held-out problems."""
-    a_max = plan.advantage.largest(data.returns_PG.shape[1])
-    if isinstance(plan.advantage, GroupAdvantage) and not plan.advantage.normalize:
-        # A_max bounds true advantages too. In units of reward these are as large as rewards, whatever the clip.
-        a_max = max(a_max, inputs.reward_range or 0.0)
+    agent is silent in all held-out problems, or if the range of returns is not known."""
+    if inputs.reward_range is None:
+        return ()
     settings: dict[str, Any] = {
         "gamma": plan.gamma,
-        "a_max": a_max,
+        "a_max": plan.advantage.largest(data.returns_PG.shape[1], inputs.reward_range),
         "zeta": report.zeta,
         "confidence": optimization.confidence,
         "seed": seed,
