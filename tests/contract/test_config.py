@@ -198,6 +198,16 @@ def check_marked(marked: str, message: str) -> None:
             "leave one of them out",
         ),
         (
+            "plan: {preset: reweighted, min_effective_share: 0, «resample_partially»: true}",
+            "plan.resample_partially redraws episodes that are worth too little: set plan.min_effective_share or "
+            "plan.sampling_cost, which say how much is enough",
+        ),
+        (
+            "plan: {preset: partial, «min_effective_share»: 0}",
+            "plan.resample_partially redraws episodes that are worth too little: set plan.min_effective_share or "
+            "plan.sampling_cost, which say how much is enough",
+        ),
+        (
             "plan: {preset: auto, order: «together»}",
             "plan.order: together updates all agents from the batch that the stage begins with, whatever it is worth "
             "by then; min_effective_share, sampling_cost and resample_partially need another order",

@@ -210,6 +210,13 @@ class PlanConfig(Section):
         if resample.reweight and resample.every == 1:
             message = "plan.reweight needs rollouts that are reused: set plan.resample_every: 0, or leave it out"
             yield Refusal(("plan", "reweight" if self.reweight else "resample_every"), message, at_key=True)
+        if resample.partial and resample.reweight and not resample.min_effective_share and not resample.sampling_cost:
+            message = (
+                "plan.resample_partially redraws episodes that are worth too little: set plan.min_effective_share or "
+                "plan.sampling_cost, which say how much is enough"
+            )
+            name = "resample_partially" if self.resample_partially else "min_effective_share"
+            yield Refusal(("plan", name), message, at_key=True)
         within_stage = resample.min_effective_share > 0.0 and not resample.across_stages
         decides = within_stage or resample.partial or resample.sampling_cost is not None
         if decides and self.plan().order.kind == "together":
