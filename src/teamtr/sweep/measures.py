@@ -26,8 +26,8 @@ def success(run: Run) -> float | None:
     """Held-out success at the end, in percent; without evaluations, the exact success if the task has it."""
     if run.data["evals"]:
         return 100.0 * float(run.data["evals"][-1]["success"])
-    exact = [row["exact_success"] for row in run.updates if row["exact_success"]]
-    return 100.0 * float(exact[-1][1]) if exact else None
+    exact = [row["exact_success"] for row in run.updates if row["exact_success"] is not None]
+    return 100.0 * float(exact[-1]) if exact else None
 
 
 def success_before(run: Run) -> float | None:
