@@ -26,3 +26,13 @@ def test_without_evaluations_success_is_the_exact_one_after_the_last_update(tmp_
         return None if record["kind"] == "eval" else record
 
     assert of.success(run_with(tmp_path / "run", exact)) == 100 * end
+
+
+def test_a_radius_per_token_is_compared_with_the_kl_per_token(tmp_path: Path) -> None:
+    def per_token(record: dict[str, Any]) -> dict[str, Any]:
+        if record["kind"] == "update":  # messages of many tokens: 0.4 nats each, and 0.005 nats per token
+            record |= {"unit": "token", "radius": 0.01, "kl_full": 0.4, "kl_upper": 0.005}
+        return record
+
+    run = run_with(tmp_path / "run", per_token)
+    assert (of.outside(run), of.kl_quantile(1.0)(run)) == (0.0, 0.5)

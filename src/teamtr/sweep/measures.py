@@ -127,18 +127,24 @@ def kept(run: Run) -> float | None:
 
 def outside(run: Run) -> float | None:
     """Share of the kept updates whose exact KL exceeds the radius, in percent."""
-    kept = [row for row in run.kept if row["kl_full"] is not None and row["radius"] is not None]
-    return 100.0 * float(np.mean([row["kl_full"] > row["radius"] for row in kept])) if kept else None
+    pairs = [(kl, row["radius"]) for row in run.kept if (kl := _kl(row)) is not None and row["radius"] is not None]
+    return 100.0 * float(np.mean([kl > radius for kl, radius in pairs])) if pairs else None
 
 
 def kl_quantile(share: float) -> Measure:
     """A quantile of the KL of kept updates, in radii."""
 
     def measure(run: Run) -> float | None:
-        kept = [row["kl_full"] / row["radius"] for row in run.kept if row["kl_full"] is not None and row["radius"]]
+        kept = [kl / row["radius"] for row in run.kept if (kl := _kl(row)) is not None and row["radius"]]
         return float(np.quantile(kept, share)) if kept else None
 
     return measure
+
+
+def _kl(row: Mapping[str, Any]) -> float | None:
+    """The exact KL of an update; its upper bound if the radius is per token, since only the bound is in that unit."""
+    value: float | None = row["kl_upper"] if row.get("unit") == "token" else row["kl_full"]
+    return value
 
 
 def regressions(run: Run) -> float | None:
