@@ -71,7 +71,7 @@ def _as_made(probe: Data, updates: Data) -> Shift:
         moved_R=shift["moved_R"],
         flipped=shift["flipped"],
         kl=update["kl_full"],
-        radius=update["radius"],
+        radius=_radius(update),
         probabilities=(shift["before_R"], shift["after_R"]),
     )
 
@@ -85,9 +85,15 @@ def _stretched(probe: Data, updates: Data) -> Shift:
         moved_R=longer["moved_R"],
         flipped=longer["flipped"],
         kl=longer["kl"],
-        radius=updates[probe["update"]]["radius"],
+        radius=_radius(updates[probe["update"]]),
         probabilities=None,
     )
+
+
+def _radius(update: Data) -> float | None:
+    """The radius, if it is in the unit of the exact KL: per message."""
+    radius: float | None = update["radius"]
+    return None if update["unit"] == "token" else radius
 
 
 def _chart(title: str, shifts: Sequence[Shift], agents: Sequence[str], top: float, caption: str) -> Chart:
