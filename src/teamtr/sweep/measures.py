@@ -58,8 +58,8 @@ def millions_sampled(run: Run) -> float | None:
 
 
 def seconds_to_train(run: Run) -> float | None:
-    """Wall-clock seconds from the first record to the last, without evaluations, affected by whatever else ran at the
-    same time."""
+    """Wall-clock seconds of the training commands, from the first record of each to its last, without evaluations;
+    affected by whatever else ran at the same time."""
     total = run.data["run"]["seconds"]
     return None if total is None else float(total) - float(run.data["cost"]["eval_seconds"] or 0.0)
 

@@ -75,7 +75,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
     seen = dict.fromkeys(str(u.get("agent")) for u in updates)
     names = [str(name) for name in (logged if isinstance(logged, list | tuple) and logged else seen)]
     ended = {str(r.get("kind")) for r in reading.records[-1:]} & {"finished", "stopped"}
-    stages, done = whole(last, "stages"), len(of_kind(reading.records, "stage"))
+    stages, done = whole(last, "stages"), stages_done(reading.records)
     held_out = evaluated_checkpoints(reading.records)
     early = _stopped_early(reading, held_out) and (stages is None or done < stages)
     finished = "finished" in ended or early or (stages is not None and done >= stages)
@@ -95,7 +95,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "gated": None if plan is None else plan.region.gate,
         "order": order_of(updates),
         "started": times[0] if times else None,
-        "seconds": times[-1] - times[0] if times else None,
+        "seconds": seconds_at_work(reading.records),
         "resumed": len(of_kind(reading.records, "resume")),
         "floors": dict(mapping(first, "floors")),
         "first_seconds": dict(mapping(first, "seconds")),
@@ -103,6 +103,28 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "precisions": dict(mapping(last, "precisions")),
         "threads": whole(last, "threads"),
     }
+
+
+def stages_done(records: Sequence[Record]) -> int:
+    """The number of stages that are over, from the last one that is. A stage that was left by a swap has no record."""
+    closed = of_kind(records, "stage")
+    numbers = [number for record in closed if (number := whole(record, "stage")) is not None]
+    return max([len(closed), *(number + 1 for number in numbers)])
+
+
+def seconds_at_work(records: Sequence[Record]) -> float | None:
+    """Wall-clock seconds of all training commands of a run, each from its first record to its last update or
+    evaluation, without the pauses between them; None if no record has a time."""
+    sessions: list[list[float]] = []
+    for record in records:
+        kind, now = record.get("kind"), number(record, "time")
+        if kind == "eval" and sessions:  # its record has no time; that of a later update includes it
+            sessions[-1][-1] += number(record, "seconds") or 0.0
+        elif now is not None and (kind in ("start", "resume") or (kind == "update" and not sessions)):
+            sessions.append([now, now])
+        elif now is not None and kind == "update":
+            sessions[-1][-1] = now
+    return sum(max(end - begun, 0.0) for begun, end in sessions) if sessions else None
 
 
 def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
