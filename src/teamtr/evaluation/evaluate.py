@@ -13,7 +13,7 @@ from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.team import Team
-from teamtr.types import Problem, Transcript, Verdict
+from teamtr.types import Episode, Problem, Transcript, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Defaults of evaluations during a run."""
@@ -65,11 +65,17 @@ def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool =
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(
         verdicts_PK=[[e.verdict for e in row] for row in rows],
-        answers_PK=[[e.verdict.extracted or e.answer or None for e in row] for row in rows],
+        answers_PK=[[_vote(e) for e in row] for row in rows],
         stated_PK=_stated(context, batch) if consensus else None,
         labels_P=[task.labels(problem) for problem in batch.problems],
         measures_PK=[[task.measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
     )
+
+
+def _vote(episode: Episode) -> str | None:
+    """The answer in a comparable form; None if the grader found none: a reply without an answer does not vote."""
+    verdict = episode.verdict
+    return None if verdict.kind == "unparsed" else verdict.extracted or episode.answer or None
 
 
 def evaluate(
