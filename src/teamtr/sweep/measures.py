@@ -14,12 +14,12 @@ Measure = Callable[[Run], float | None]
 
 FLIPS = "near_flip_rate"
 ACCURACY, TOKENS, SECONDS = "accuracy, %", "tokens per answer", "seconds per answer"
-ANSWERED: dict[str, Callable[[Mapping[str, Any]], float]] = {
+ANSWERED: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     ACCURACY: lambda answers: 100.0 * float(answers["avg_at_k"]),
     TOKENS: lambda answers: float(answers["tokens_per_answer"]),
-    SECONDS: lambda answers: float(answers["seconds_per_answer"] or 0.0),
+    SECONDS: lambda answers: None if (found := answers["seconds_per_answer"]) is None else float(found),
 }
-"""Columns of teams that are not trained, from the recorded results of a method."""
+"""Columns of teams that are not trained, from the recorded results of a method; None if it did not record it."""
 
 
 def success(run: Run) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,30 @@ def difference(seeds: Sequence[Shares], others: Sequence[Shares]) -> MeanInterva
 def difference_by_seed(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> MeanInterval | None:
     """The mean difference, the first minus the others, paired by seed and problem: seeds may hold out different
     problems."""
+    apart = _apart(own, others)
+    if not apart:
+        return None
+    return MeanInterval(float(np.mean([np.mean([*seed.values()]) for seed in apart])), _clustered(apart, least=-1.0))
+
+
+def paired_seeds(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> int:
+    """The number of seeds in ``difference_by_seed``: those that both have."""
+    return len(_apart(own, others))
+
+
+def are_alike(seeds: Iterable[Shares]) -> bool:
+    """Whether all of them are of the same problems."""
+    return len({frozenset(seed) for seed in seeds}) == 1
+
+
+def _apart(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> list[Shares]:
+    """The differences by problem, of each seed of which both have problems."""
     apart = [
         {problem: value - others[seed][problem] for problem, value in shares.items() if problem in others[seed]}
         for seed, shares in own.items()
         if seed in others
     ]
-    apart = [seed for seed in apart if seed]
-    if not apart:
-        return None
-    return MeanInterval(float(np.mean([np.mean([*seed.values()]) for seed in apart])), _clustered(apart, least=-1.0))
+    return [seed for seed in apart if seed]
 
 
 def _clustered(seeds: Sequence[Shares], *, least: float) -> Interval:
