@@ -10,7 +10,7 @@ from teamtr.analysis.diagnostics.order import order_of
 from teamtr.analysis.diagnostics.tracking import gains, stale_updates
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import computed, sections
-from teamtr.evaluation.best import best_of, out_of_patience
+from teamtr.evaluation.best import are_comparable, best_of, out_of_patience
 from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, updates_before, whole
 from teamtr.reports import HeldOut, was_skipped
 
@@ -128,13 +128,19 @@ def seconds_at_work(records: Sequence[Record]) -> float | None:
 
 
 def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
-    """The evaluations of this run, in order; those before a swap belong to another run."""
+    """The evaluations of this run on the newest problems, in order; those before a swap belong to another run."""
     found: list[HeldOut] = []
+    before: list[str] = []
     for record in records:
         if record.get("kind") == "swap":
             found = []
         success, stage = number(record, "avg_at_k"), whole(record, "stage")
         if record.get("kind") == "eval" and success is not None and stage is not None:
+            ids = record.get("problem_ids")
+            asked = [str(name) for name in ids] if isinstance(ids, list | tuple) else []
+            if not are_comparable(asked, before):
+                found = []
+            before = asked
             found.append(HeldOut(updates_before(record), stage, success))
     return found
 
