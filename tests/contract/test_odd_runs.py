@@ -81,3 +81,21 @@ def test_a_kl_per_message_is_no_multiple_of_a_radius_per_token(tmp_path: Path) -
     text = report_text(summarise(read_run(changed(run, per_token))))
     assert "Mass and flips" in text
     assert "0.6 radii" not in text
+
+
+def test_success_on_other_problems_is_no_improvement(tmp_path: Path) -> None:
+    def asked(stage: int, success: float, problems: int) -> dict[str, Any]:
+        return eval_record(stage, success, problem_ids=[f"p{k}" for k in range(problems)])
+
+    def learned(name: str, *evals: dict[str, Any]) -> dict[str, Any]:
+        data = summary_of(tmp_path / name, [begun("start", 1e9), *evals])
+        [found] = [answer for answer in data["headlines"] if answer["question"] == "Does it improve?"]
+        return found
+
+    changed_once = learned("once", asked(0, 0.1, 2), asked(10, 0.6, 16), asked(20, 0.65, 16))
+    assert (changed_once["tone"], changed_once["headline"]) == ("plain", "+5 points")
+    assert "went from 60 % (55 to 65) to 65 % (60 to 70) in 10 stages" in changed_once["text"]
+    at_the_end = learned("end", asked(0, 0.1, 2), asked(10, 0.6, 16))
+    assert at_the_end["tone"] == "plain"
+    assert "different problems" in at_the_end["text"]
+    assert learned("same", asked(0, 0.1, 16), asked(10, 0.6, 16))["tone"] == "good"

@@ -136,13 +136,18 @@ def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
             found = []
         success, stage = number(record, "avg_at_k"), whole(record, "stage")
         if record.get("kind") == "eval" and success is not None and stage is not None:
-            ids = record.get("problem_ids")
-            asked = [str(name) for name in ids] if isinstance(ids, list | tuple) else []
+            asked = _asked(record)
             if not are_comparable(asked, before):
                 found = []
             before = asked
             found.append(HeldOut(updates_before(record), stage, success))
     return found
+
+
+def _asked(record: Record) -> list[str]:
+    """The names of the problems of an evaluation; empty if its record does not have them."""
+    ids = record.get("problem_ids")
+    return [str(name) for name in ids] if isinstance(ids, list | tuple) else []
 
 
 def _stopped_early(reading: Reading, held_out: Sequence[HeldOut]) -> bool:
@@ -162,13 +167,18 @@ def _state(is_finished: bool, is_stopped: bool, is_in_use: bool) -> str:
 
 
 def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Evaluations, with the tokens sampled for training up to each."""
-    rows, tokens = [], 0
+    """Evaluations, with the tokens sampled for training up to each. ``problem_set`` is the same number for evaluations
+    on the same problems, one after the other."""
+    rows: list[dict[str, Any]] = []
+    tokens, problem_set, before = 0, 0, list[str]()
     for record in records:
         if record.get("kind") == "update":
             tokens = whole(record, "sampled_tokens_total") or tokens
         if record.get("kind") != "eval" or number(record, "avg_at_k") is None:
             continue
+        asked = _asked(record)
+        problem_set += not are_comparable(asked, before)
+        before = asked
         interval = record.get("avg_interval")
         ends = [number({"x": x}, "x") for x in interval] if isinstance(interval, list | tuple) else []
         rows.append(
@@ -186,6 +196,7 @@ def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "samples": whole(record, "samples"),
                 "confidence": number(record, "confidence"),
                 "verdicts": dict(mapping(record, "verdicts")),
+                "problem_set": problem_set,
             }
         )
     return rows
