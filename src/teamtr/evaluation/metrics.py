@@ -106,9 +106,7 @@ def share_interval(
     interval = bootstrap_interval(values, confidence, draws, rng=rng)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"shares lie in [0, 1], got {values.min()} to {values.max()}")
-    if values.min() < values.max():
-        return interval
-    return alike_interval(float(values[0]), values.size, confidence)
+    return alike_interval(float(values[0]), values.size, confidence) if are_alike(values) else interval
 
 
 def alike_interval(
@@ -125,6 +123,11 @@ def alike_interval(
     return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
 
 
+def are_alike(values_P: ArrayLike) -> bool:
+    """Whether all values are equal up to rounding: a third is another number as 1 - 2/3 than as 2/3 - 1/3."""
+    return float(np.ptp(np.asarray(values_P, dtype=np.float64))) < 1e-9
+
+
 def paired_difference(
     values_P: ArrayLike, other_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
 ) -> MeanInterval:
@@ -135,7 +138,7 @@ def paired_difference(
         raise ValueError(f"a paired difference is of the same problems, got {values.shape} and {others.shape}")
     apart_P = values - others
     interval = bootstrap_interval(apart_P, confidence, draws, rng=rng)
-    if apart_P.min() == apart_P.max():
+    if are_alike(apart_P):
         interval = alike_interval(float(apart_P[0]), len(apart_P), confidence, least=-1.0)
     return MeanInterval(float(apart_P.mean()), interval)
 

@@ -84,6 +84,6 @@ def collect(
 def _points_above(own: Mapping[int, problems.Shares], others: Mapping[int, problems.Shares]) -> Value | None:
     """Over all seeds of both lines, which may differ in number, if all hold out the same problems; otherwise, as in
     games, over the seeds that both have."""
-    if problems.are_alike([*own.values(), *others.values()]):
+    if problems.are_of_the_same_problems([*own.values(), *others.values()]):
         return points_above(problems.difference([*own.values()], [*others.values()]), len(own))
     return points_above(problems.difference_by_seed(own, others), problems.paired_seeds(own, others))

@@ -9,7 +9,7 @@ import numpy as np
 
 from teamtr.analysis.figures import Run
 from teamtr.analysis.report.compare import success_by_problem
-from teamtr.evaluation.metrics import alike_interval, paired_difference, share_interval
+from teamtr.evaluation.metrics import alike_interval, are_alike, paired_difference, share_interval
 from teamtr.randomness import generator
 from teamtr.reports import Interval, MeanInterval
 
@@ -60,8 +60,7 @@ def paired_seeds(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> int
     return len(_apart(own, others))
 
 
-def are_alike(seeds: Iterable[Shares]) -> bool:
-    """Whether all of them are of the same problems."""
+def are_of_the_same_problems(seeds: Iterable[Shares]) -> bool:
     return len({frozenset(seed) for seed in seeds}) == 1
 
 
@@ -79,9 +78,9 @@ def _clustered(seeds: Sequence[Shares], *, least: float) -> Interval:
     """A bootstrap interval of the mean over seeds of each seed's mean. Problems are resampled, and one that several
     seeds share is drawn for all of them together. Values lie between ``least`` and 1."""
     problems = sorted(set().union(*seeds))
-    values = {value for seed in seeds for value in seed.values()}
-    if len(values) == 1:
-        return alike_interval(values.pop(), len(problems), least=least)
+    values = [value for seed in seeds for value in seed.values()]
+    if are_alike(values):
+        return alike_interval(values[0], len(problems), least=least)
     value_SP = np.array([[seed.get(problem, 0.0) for problem in problems] for seed in seeds])
     there_SP = np.array([[problem in seed for problem in problems] for seed in seeds], dtype=np.float64)
     times_DP = _rng().multinomial(len(problems), np.full(len(problems), 1 / len(problems)), size=DRAWS)
