@@ -99,3 +99,14 @@ def test_success_on_other_problems_is_no_improvement(tmp_path: Path) -> None:
     assert at_the_end["tone"] == "plain"
     assert "different problems" in at_the_end["text"]
     assert learned("same", asked(0, 0.1, 16), asked(10, 0.6, 16))["tone"] == "good"
+
+
+def test_a_run_without_any_certificate_does_not_say_that_some_are_missing(tmp_path: Path) -> None:
+    def none(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "certificates": []} if record["kind"] == "update" else record
+
+    run = made_run(tmp_path / "run", reused=True)
+    assert "6 of 9 kept updates without a certificate" in report_text(summarise(read_run(run)))
+    text = report_text(summarise(read_run(changed(run, none))))
+    assert "none of 9 kept updates has a certificate" in text
+    assert "6 of 9 kept updates" not in text
