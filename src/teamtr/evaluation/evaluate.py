@@ -21,13 +21,15 @@ PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 
 @dataclass(frozen=True)
 class Scores:
-    """The per-sample data of an evaluation of some problems. ``stated_PK`` is None if consensus was not evaluated."""
+    """The per-sample data of an evaluation of some problems. ``stated_PK`` is None if consensus was not evaluated,
+    ``reward_range`` if the task does not know it."""
 
     verdicts_PK: list[list[Verdict]]
     answers_PK: list[list[str | None]]
     stated_PK: list[list[list[bool | None]]] | None
     labels_P: list[Mapping[str, str]]
     measures_PK: list[list[Mapping[str, float]]]
+    reward_range: float | None
 
     @classmethod
     def together(cls, parts: Sequence[Scores]) -> Scores:
@@ -38,6 +40,7 @@ class Scores:
             stated_PK=[row for rows in stated for row in rows] if len(stated) == len(parts) else None,
             labels_P=[labels for part in parts for labels in part.labels_P],
             measures_PK=[row for part in parts for row in part.measures_PK],
+            reward_range=parts[0].reward_range,
         )
 
     def report(self, seed: int, problems: Sequence[Problem]) -> EvalReport:
@@ -49,6 +52,7 @@ class Scores:
             generator(seed, "bootstrap"),
             labels_P=self.labels_P,
             measures_PK=self.measures_PK,
+            reward_range=self.reward_range,
         )
         return replace(found, problem_ids=tuple(problem.id for problem in problems))
 
@@ -69,6 +73,7 @@ def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool =
         stated_PK=_stated(context, batch) if consensus else None,
         labels_P=[task.labels(problem) for problem in batch.problems],
         measures_PK=[[task.measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
+        reward_range=task.reward_range,
     )
 
 
