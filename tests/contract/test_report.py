@@ -456,9 +456,13 @@ def test_comparing_needs_two_runs(run):
 def test_order_sensitivity_across_runs(tmp_path):
     a = made_run(tmp_path / "a")
     b = made_run(tmp_path / "b", agents=("speaker", "right", "left"), gain=0.3)
+    reverse = (a / "team.yaml").read_text().replace("preset: teamtr", "preset: teamtr, order: reverse")
+    (b / "team.yaml").write_text(reverse)
     order = compare_runs([a, b])["order"]
     assert order["spread"] == pytest.approx(0.2)
     assert set(order["means"]) == {"left > right > speaker", "speaker > right > left"}
+    (b / "team.yaml").write_text(reverse.replace("order: reverse", "order: reverse, radius_nats_per_message: 9"))
+    assert compare_runs([a, b])["order"] is None, "the radius may be why"
 
 
 # -- the commands --------------------------------------------------------------------------------------------------
