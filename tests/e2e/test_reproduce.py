@@ -14,6 +14,7 @@ from teamtr.cli import app
 from teamtr.errors import UserError
 from teamtr.presets import PRESETS
 from teamtr.reproduce import RECIPES, SCALES, Setting, cells_of, estimate, find
+from teamtr.reproduce.cost import _of_run
 from teamtr.reproduce.result import _points_above
 from teamtr.sweep import cells, problems
 from teamtr.sweep import measures as of
@@ -52,6 +53,19 @@ def test_every_recipe_can_be_planned(name, scale):
     assert found.runs == (len(recipe.variants) + before) * (1 if scale == "tiny" else 3)
     assert 0 < found.updates < found.rollouts < found.tokens
     assert (found.hours is None) == (scale == "tiny")
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+def test_what_a_plan_spends_is_estimated_with_its_matched_sizes_and_without_frozen_agents(scale):
+    recipe, setting = find("main-results"), Setting(scale)
+    found = {}
+    for variant in (variant for variant in recipe.variants if variant.method is None):
+        file = setting.team_file(recipe, variant, 0)
+        own, _ = file.budgets()
+        found[variant.name] = _of_run(file)
+        if own is not None:
+            assert (found[variant.name].updates, found[variant.name].rollouts) == (own.updates, own.rollouts)
+    assert found["auto"].rollouts == found["teamtr"].rollouts, "it may sample before every update"
 
 
 def test_tables_are_whole():
