@@ -22,8 +22,8 @@ class LeaveOneOut(GroupAdvantage):
         scale = returns_PG.shape[1] / (returns_PG.shape[1] - 1)
         return replace(found, values_PG=scale * found.values_PG, raw_PG=scale * found.raw_PG)
 
-    def largest(self, group_size):
-        return 1.0  # bound on every advantage, as rewards are from 0 to 1; certificates depend on it
+    def largest(self, group_size, reward_range):
+        return reward_range  # a bound on every advantage, estimated or true: certificates depend on it
 
 
 trainer = TeamTrainer(

@@ -197,6 +197,12 @@ class RolloutBatch:
         )
 
     @cached_property
+    def cluster_P(self) -> NDArray[np.int64]:
+        """The index at which each problem occurs first in the batch: equal for equal problems."""
+        first: dict[str, int] = {}
+        return np.array([first.setdefault(problem.id, p) for p, problem in enumerate(self.problems)], dtype=np.int64)
+
+    @cached_property
     def first_U(self) -> NDArray[np.int64]:
         """The index of each episode's first turn among all turns; the last entry is the number of turns."""
         return np.concatenate([[0], np.cumsum([len(episode.turns) for episode in self.episodes])]).astype(np.int64)
@@ -243,16 +249,15 @@ class RolloutBatch:
             for t, turn in enumerate(episode.turns)
             if turn.agent == agent
         ]
-        first: dict[str, int] = {}
-        cluster_P = [first.setdefault(problem.id, p) for p, problem in enumerate(self.problems)]
+        problem_M = np.array([e // self.group_size for e, _, _ in found], dtype=np.int64)
         return AgentBatch(
             agent=agent,
             prompts=tuple(turn.context_ids for _, _, turn in found),
             messages=tuple(turn.token_ids for _, _, turn in found),
             sampler_logprobs=tuple(turn.sampler_logprobs for _, _, turn in found),
             episode_M=np.array([e for e, _, _ in found], dtype=np.int64),
-            problem_M=np.array([e // self.group_size for e, _, _ in found], dtype=np.int64),
+            problem_M=problem_M,
             turn_M=np.array([t for _, t, _ in found], dtype=np.int64),
-            cluster_M=np.array([cluster_P[e // self.group_size] for e, _, _ in found], dtype=np.int64),
+            cluster_M=self.cluster_P[problem_M],
             cut_M=np.array([turn.finish == "length" for _, _, turn in found], dtype=np.bool_),
         )

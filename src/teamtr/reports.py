@@ -147,7 +147,8 @@ class StageReport:
     """One stage: accepted steps, the sums of their certificates, and their gains measured on fresh batches.
 
     ``measured`` sums the gains of the steps after which the same problems were played again (all but the last);
-    ``certified_of_measured`` sums the turn-aware certificates of the same steps, for comparison.
+    ``certified_of_measured`` sums the turn-aware certificates of the same steps, for comparison. No certificates are
+    summed if one of the steps was accepted without.
     """
 
     stage: int

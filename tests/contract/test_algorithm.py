@@ -13,10 +13,11 @@ from small import World
 from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Region, Resample
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
+from teamtr.team import Schedule
 from teamtr.theory.estimators import CriticAdvantage, GroupAdvantage
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.weights import effective_sample_share, normalized_weights, truncated_weights
-from teamtr.training.algorithm import run_stage, schedule
+from teamtr.training.algorithm import gain_of_episode, run_stage, schedule
 
 
 def stage(world: World, plan=None, *, done=0, batch=None, seed=0):
@@ -104,6 +105,23 @@ def test_orders():
     unknown = schedule(Order("largest_gain"), names, rng, {"a": 0.5, "b": -0.5})
     assert [s.agent for s in unknown] == ["a", "c", "b"], "who has no update yet counts as having gained nothing"
     assert [(s.step, s.opens) for s in schedule(Order("together"), names, rng)] == [(0, True), (0, False), (0, False)]
+
+
+def test_who_gains_most_counts_all_messages_of_an_episode():
+    """The second agent has two messages in every episode: its surrogate is a mean over both."""
+    world = World()
+    world.context = replace(world.context, router=Schedule((("x", "y"), ("y",))))
+    data = world.training_batch("y", world.collect(world.team, 0))
+    update = world.update("y", data, optimization=replace(world.optimization, gate_share=1.0))
+    by_hand = float((np.expm1(update.log_ratio_M) * data.advantages_M).sum() / 48)
+    assert gain_of_episode(update.report, 16) == pytest.approx(by_hand)
+    assert update.report.surrogate == pytest.approx(by_hand / 2)
+
+    once = replace(update.report, agent="x", surrogate=1.5 * update.report.surrogate, messages=48)
+    gains = {report.agent: gain_of_episode(report, 16) for report in (once, update.report)}
+    by_gain = schedule(Order("largest_gain"), ("x", "y"), np.random.default_rng(0), gains)
+    assert [slot.agent for slot in by_gain] == ["y", "x"]
+    assert gain_of_episode(replace(once, messages=0, surrogate=0.0), 16) == 0.0
 
 
 def test_a_stale_batch_is_an_error():

@@ -192,6 +192,16 @@ def check_marked(marked: str, message: str) -> None:
             "plan: {«dynamic_sampling_limit»: 3}",
             "plan.dynamic_sampling_limit limits nothing: set plan.dynamic_sampling: true, or leave it out",
         ),
+        (
+            "plan: {allocate: gain, «adapt_radius»: true}",
+            "plan.adapt_radius changes nothing with plan.allocate: gain, which sets every radius anew at each stage; "
+            "leave one of them out",
+        ),
+        (
+            "plan: {preset: auto, order: «together»}",
+            "plan.order: together updates all agents from the batch that the stage begins with, whatever it is worth "
+            "by then; min_effective_share, sampling_cost and resample_partially need another order",
+        ),
         # a field that cannot be read is one mistake, not two
         ("tiny: {width: 66, heads: «x»}", 'tiny.heads must be a whole number, got "x"'),
         # YAML itself

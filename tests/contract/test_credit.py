@@ -329,6 +329,18 @@ def test_a_run_issues_certificates_where_they_hold_and_says_where_not(tmp_path: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("credit", ["team", "own", "crossed"])
+def test_a_run_with_dynamic_sampling_says_that_it_has_no_certificates(tmp_path: Path, credit):
+    text = TEAM.format(here=Path(__file__), game="Bits", credit=credit)
+    records = list(
+        train(loads(text.replace("stages: 1,", "stages: 1, dynamic_sampling: true,"), "team.yaml"), tmp_path / "run")
+    )
+    updates = [record for record in records if record["kind"] == "update"]
+    assert [(u["outcome"], u["certificates"]) for u in updates] == [("accepted", [])] * 2
+    assert sum("plan.dynamic_sampling: true: no certificates" in text for text in records[0]["warnings"]) == 1
+
+
+@pytest.mark.long
 def test_a_run_that_goes_on_in_the_middle_of_a_stage_credits_the_same(tmp_path: Path):
     """The second agent learns from the stored batch: with what it would have earned without each of them."""
     text = TEAM.format(here=Path(__file__), game="Bits", credit="difference").replace(
@@ -353,3 +365,6 @@ def test_what_cannot_be_credited_is_refused(tmp_path: Path):
     text = TEAM.format(here="x.py", game="G", credit="own")
     with pytest.raises(UserError, match=r"compares what agents gain for the team"):
         loads(text.replace("stages: 1,", "stages: 1, allocate: gain,"), "team.yaml")
+    dynamic = text.replace("credit: own, stages: 1,", "stages: 1, dynamic_sampling: true, allocate: certified,")
+    with pytest.raises(UserError, match=r"dynamic sampling, which chooses groups by their rewards, leaves none"):
+        loads(dynamic, "team.yaml")

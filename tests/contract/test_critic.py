@@ -354,6 +354,19 @@ def test_an_update_is_judged_by_its_messages_returns_less_their_values():
     assert expected > 0.0
 
 
+@pytest.mark.parametrize("clip", [0.5, np.inf])
+def test_an_update_tells_how_many_of_a_critic_s_advantages_are_clipped(clip):
+    """Values are 0, so that every token's advantage is its episode's return."""
+    world = World(plan=replace(PPO, advantage=replace(PPO.advantage, clip=clip)))
+    data = world.training_batch("x", world.collect(world.team, 0))
+    returns_N = np.repeat(data.returns_PG.reshape(-1)[data.messages.episode_M], data.messages.lengths_M)
+    over_N = np.maximum(np.abs(returns_N - returns_N.mean()) / np.sqrt(returns_N.var() + 1e-6) - clip, 0.0)
+    report = world.update("x", data).report
+    assert report.advantage_clip_rate == pytest.approx((over_N > 0.0).mean())
+    assert report.zeta_clip == pytest.approx(over_N.mean())
+    assert (report.zeta_clip > 0.0) == (clip < 1.0)
+
+
 def test_a_rejected_update_leaves_no_trace_of_its_critic():
     plan = replace(PPO, region=PRESETS["teamtr"].region)
     world = World(plan=plan, radius=1e-12, learning_rate=5.0)

@@ -116,6 +116,19 @@ def test_punishments_are_those_of_the_words_that_are_put_together() -> None:
     assert found.tolist() == [[[1 - 1, 0 - 1], [0 - 1, 1]]], "one long message is punished, whoever says it"
 
 
+def test_a_critic_learns_from_crossed_groups_in_which_all_messages_earn_the_same() -> None:
+    """The first agent says 1 in all episodes of the first problem, and what the second says decides."""
+    task = Roles(2)
+    batch = crossed(task, batch_of(task, [("10", "11", "10", "10"), ("10", "01", "11", "00")]))
+    plan = replace(PRESETS["ppo"], credit="crossed")
+    found = credited(batch, "a1", plan, LIMITS)
+    assert found.returns_PG.tolist() == [[0.75] * 4, [0.5] * 4]
+    assert found.advantages.informative_P.tolist() == [True, True]
+    assert credited(batch, "a1", PLAN, LIMITS).advantages.informative_P.tolist() == [False, True]
+    data = lesson(batch, "a1", plan, team_of(2)).data
+    assert data.gradient_M(plan.objective).all()
+
+
 def test_a_team_that_hears_itself_is_credited_as_ever() -> None:
     task = Counted(3)
     batch = batch_of(task, [["100", "010", "011"]])

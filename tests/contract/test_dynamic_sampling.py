@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from small import World
-from teamtr.rollout import Collected, Ledger, collect, has_signal_P
+from teamtr.presets import PRESETS, DynamicSampling
+from teamtr.rollout import Collected, Ledger, certified_range, collect, has_signal_P
 from teamtr.tasks import Task
+from teamtr.theory.certificates import surrogate_by_problem
 from teamtr.types import Problem, Verdict
 
 PROBLEMS = [Problem(id=f"p{k}", prompt=chr(97 + k)) for k in range(20)]
@@ -118,3 +121,25 @@ def test_every_round_is_on_the_bill():
     assert found.rounds == 8, "no limit unless one is set"
     assert ledger.episodes == GROUP * (2 + 8)
     assert sum(ledger.sampled_tokens.values()) > 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.1, 0.15), (0.5, 0.45), (0.9, 0.95)])
+def test_groups_chosen_by_their_rewards_overstate_the_gain_and_have_no_certificate(before, after):
+    """Groups of two episodes, right with probability ``before``, exactly: over all four groups the surrogate is the
+    gain, and over those with a signal it is the gain over the share of such groups, 5.6 times as much at 0.1."""
+    groups = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]
+    chance = np.array([np.prod([before if r else 1.0 - before for r in group]) for group in groups])
+    log_ratio = np.log([after / before if r else (1.0 - after) / (1.0 - before) for group in groups for r in group])
+    surrogate = surrogate_by_problem(log_ratio, np.arange(8), np.array(groups))
+    told = np.array([a != b for a, b in groups])
+    assert float(chance @ surrogate) == pytest.approx(after - before)
+    share = float(chance[told].sum())
+    assert float(chance[told] @ surrogate[told]) / share == pytest.approx((after - before) / share)
+
+    world = World()
+    for plan, known in (
+        (PRESETS["teamtr"], 1.0),
+        (replace(PRESETS["teamtr"], dynamic_sampling=DynamicSampling(True)), None),
+    ):
+        assert certified_range(plan, 1.0, world.team, world.context.router, "x") == known
+    assert certified_range(PRESETS["dapo"], 1.0, world.team, world.context.router, "x") is None

@@ -427,12 +427,12 @@ def test_means_are_weighted_where_another_team_wrote():
 
 def test_what_is_set_aside_is_numbered_anew():
     data = wide_lesson(World())
-    aside, rows = replace(data, holdout_M=data.messages.problem_M != 1).holdout()
+    aside, rows = replace(data, holdout_P=np.arange(3) != 1).holdout()
     assert sorted(set(aside.messages.problem_M)) == [0, 1]
     assert (aside.messages.problem_M == (data.messages.problem_M[rows] == 2)).all()
     assert (aside.messages.episode_M == np.arange(2 * GROUP)).all()
     assert aside.fresh
-    assert not replace(data, holdout_M=data.messages.problem_M != 1, fresh=False).holdout()[0].fresh
+    assert not replace(data, holdout_P=np.arange(3) != 1, fresh=False).holdout()[0].fresh
 
 
 def test_cut_messages_are_not_climbed_on_where_the_plan_says_so():

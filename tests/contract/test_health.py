@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from made_run import changed, health_record, made_run, update_record
+from small import World
 from teamtr.analysis.report import build_report
 from teamtr.analysis.report.section import shown
 from teamtr.batches import RolloutBatch
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config.keys import schema_keys
+from teamtr.presets import PRESETS
 from teamtr.records import decode_health
 from teamtr.reports import NOTHING_KEPT, Health, MessageHealth, UpdateReport
 from teamtr.trackers import point
-from teamtr.training.advice import advise
+from teamtr.training.advice import advise, untaught_share
 from teamtr.training.health import LastHealth, health_of
 from teamtr.types import Episode, Problem, Turn, Verdict
 
@@ -162,6 +164,27 @@ def test_a_team_that_solves_everything_is_not_told_to_change():
     sure = replace(GOOD, entropy=0.001)
     assert texts(replace(FINE, success=0.95, without_signal=1.0, agents={"left": sure})) == []
     assert texts(replace(FINE, kl_share=0.0)) == [], "a step that was restored"
+
+
+def test_groups_of_equal_rewards_that_teach_are_not_advised_against():
+    """As with a critic, or where agents are credited with something else than the team's reward."""
+    equal = replace(FINE, without_signal=0.9)
+    for untaught, told in ((None, "90 %"), (0.85, "85 %"), (0.5, None), (0.0, None), (1.0, "90 %")):
+        found = [each.text for each in advise(equal, "left", untaught)]
+        assert [text[:4] for text in found] == ([] if told is None else [told])
+    record = update_record(1, 0, 0, "left")
+    assert untaught_share({**record, "groups": 8, "groups_without_signal": 3, "groups_non_finite": 1}) == 0.5
+    assert untaught_share({**record, "groups": 0}) is None
+    assert untaught_share({"groups": "x"}) is None
+
+
+@pytest.mark.parametrize(("preset", "told"), [("teamtr", True), ("ppo", False)])
+def test_a_critic_is_not_told_that_equal_rewards_teach_nothing(preset, told):
+    world = World(plan=PRESETS[preset], reward=lambda k, value: 0.5)
+    data = world.training_batch("x", world.collect(world.team, 0))
+    report = world.update("x", data).report
+    health = replace(FINE, without_signal=1.0)
+    assert bool(advise(health, "x", untaught_share(asdict(report)))) == told
 
 
 def test_keys_that_are_advised_are_keys_of_the_team_file():

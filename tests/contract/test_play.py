@@ -124,8 +124,8 @@ def training_batch_of(world: World, group: int = 4):
 def test_what_is_set_aside_is_never_climbed_on_not_even_towards_a_reference():
     world = World()
     data = training_batch_of(world)
-    first_M = data.messages.cluster_M == data.messages.cluster_M[0]
-    data = replace(data, holdout_M=first_M)
+    first_M = data.messages.problem_M == 0
+    data = replace(data, holdout_P=np.arange(3) == 0)
     assert first_M.any()
     assert not (data.gradient_M(Objective(reference_kl=0.1)) & first_M).any()
     assert not (data.gradient_M(Objective()) & first_M).any()

@@ -33,6 +33,7 @@ from teamtr.analysis.report import build_report, compare_page, compare_runs, com
 from teamtr.analysis.report.conversations import advantages_PG, choose_batches, choose_groups, evenly
 from teamtr.analysis.report.page import embedded_json
 from teamtr.analysis.report.reading import BatchFile, read_run
+from teamtr.analysis.report.sections import shift as shift_section
 from teamtr.analysis.report.summary import summarise
 from teamtr.cli import app
 from teamtr.cli.demo import _write_report
@@ -248,6 +249,16 @@ def test_kl_by_token_comes_with_its_conversation(tmp_path):
         "kl" in s for e in report.conversations["stage-0000-step-00.jsonl.gz"]["episodes"] for s in e["said"]
     )
     assert "sampled_kl" not in json.dumps(report.data)  # single values travel with conversations, not with the summary
+
+
+@pytest.mark.parametrize("unit", ["message", "token"])
+def test_shifts_are_told_in_radii_where_the_radius_is_per_message(tmp_path, unit):
+    run = made_run(tmp_path / "run", stages=1, batches=[made_batch(AGENTS, problems=2, group=4)])
+    records = Log(run / "log.jsonl").read()
+    probed = [{**r, "probe": probe_record(4), "unit": unit} if r["kind"] == "update" else r for r in records]
+    write_log(run, probed)
+    *_, table = shift_section.show(build_report(run).data)
+    assert {"radii" in row[2] for row in table.rows} == {unit == "message"}
 
 
 def test_a_swap_in_the_log(run):

@@ -467,7 +467,7 @@ def test_why_an_agent_was_skipped(monkeypatch):
     equal = flat.training_batch("x", flat.collect(flat.team, 0))
     told = "every group it spoke in had equal rewards"
     assert flat.update("x", equal).report.reason == told
-    aside = replace(equal, holdout_M=np.arange(48) < 16)
+    aside = replace(equal, holdout_P=np.arange(3) < 1)
     assert flat.update("x", aside).report.reason == f"{told}, or was set aside"
     cut = replace(equal, filter_cut=True, messages=replace(equal.messages, cut_M=np.arange(48) < 1))
     assert flat.update("x", cut).report.reason == f"{told}, or only messages of it that were cut"

@@ -431,9 +431,10 @@ def test_certificates_know_that_punished_returns_have_a_wider_range(tmp_path, mo
         return update_agent(*args, **options)
 
     monkeypatch.setattr(driver, "update_agent", look)
-    for cache, wanted in (("0.2", 2.0), ("0", 1.0)):
+    for cache, dynamic, wanted in (("0.2", "false", 2.0), ("0", "false", 1.0), ("0.2", "true", None)):
         ranges.clear()
-        train(text, tmp_path / cache, "plan.preset=dapo", f"plan.overlong_cache={cache}", "plan.stages=1")
+        settings = (f"plan.overlong_cache={cache}", f"plan.dynamic_sampling={dynamic}", "plan.stages=1")
+        train(text, tmp_path / (cache + dynamic), "plan.preset=dapo", *settings)
         assert set(ranges) == {wanted}
 
 

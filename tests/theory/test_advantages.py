@@ -137,6 +137,8 @@ def test_informative_groups_are_centred_standardised_and_bounded(returns_PG: np.
 def test_no_advantage_exceeds_the_largest_that_certificates_assume(normalize: bool, clip: float) -> None:
     estimator = GroupAdvantage(normalize=normalize, clip=clip)
     one_right = [[100.0, *[0.0] * 7]]  # normalized: sqrt(7) = 2.6; otherwise 87.5, before clipping
-    largest = float(np.abs(estimator.estimate(np.array(one_right)).values_PG).max())
-    assert largest <= estimator.largest(8)
-    assert largest == pytest.approx(min(clip, math.sqrt(7.0) if normalize else 87.5), rel=1e-6)
+    found = float(np.abs(estimator.estimate(np.array(one_right)).values_PG).max())
+    assert found == pytest.approx(min(clip, math.sqrt(7.0) if normalize else 87.5), rel=1e-6)
+    assert found <= estimator.largest(8, 100.0)
+    # A true advantage in units of reward is as large as rewards: that of one right episode in a million is almost 100.
+    assert estimator.largest(8, 100.0) == (min(clip, math.sqrt(7.0)) if normalize else 100.0)

@@ -63,6 +63,10 @@ def test_normalized_over_the_tokens_of_the_batch_and_clipped():
         np.concatenate(found.advantages), np.clip((raw_N - raw_N.mean()) / raw_N.std(), -1, 1), rtol=1e-12
     )
     np.testing.assert_array_equal(np.concatenate(found.targets), np.concatenate(plain.targets))
+    over_N = np.abs((raw_N - raw_N.mean()) / raw_N.std()) - 1.0
+    assert found.clip_rate == np.mean(over_N > 0.0) > 0.0
+    assert found.clip_error == pytest.approx(np.maximum(over_N, 0.0).mean())
+    assert (plain.clip_rate, plain.clip_error) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -78,6 +82,10 @@ def test_an_episode_without_a_finite_return_counts_for_nothing(bad):
     np.testing.assert_array_equal(found.message_M[1:], alone.message_M)
     nothing = token_advantages(values, episode_M, turn_M, np.full(3, bad), **settings)
     assert not np.concatenate(nothing.advantages).any()
+    clipped = token_advantages(values, episode_M, turn_M, np.array([bad, 1.0, 0.0]), **(settings | {"clip": 1.0}))
+    here = token_advantages(values[1:], episode_M[:2], turn_M[:2], np.array([1.0, 0.0]), **(settings | {"clip": 0.5}))
+    assert (here.clip_rate, here.clip_error) == (1.0, pytest.approx(0.5, abs=1e-5))
+    assert clipped.clip_rate == 0.0
 
 
 class Tree:
@@ -160,7 +168,7 @@ def test_every_finite_group_teaches_with_a_critic():
     found = CriticAdvantage().estimate(np.array([[1.0, 1.0], [0.0, 1.0], [math.nan, 1.0]]))
     assert found.informative_P.tolist() == [True, True, False]
     assert found.values_PG[1].tolist() == [-0.5, 0.5]
-    assert CriticAdvantage().largest(16) == math.inf
+    assert CriticAdvantage().largest(16, 1.0) == math.inf
 
 
 def test_the_value_loss_by_hand_and_where_it_has_no_gradient():

@@ -34,7 +34,7 @@ def check(
         from teamtr.cli.words import estimate_line, health_line
         from teamtr.session.budget import budget_lines
         from teamtr.session.build import build
-        from teamtr.session.checks import callable_tools, doubts, require_visible, self_test
+        from teamtr.session.checks import callable_tools, doubts, require_visible, self_test, untaught_share
         from teamtr.session.estimate import estimate, timed_floors
         from teamtr.session.memory import before_servers
         from teamtr.session.trial import try_out
@@ -52,7 +52,7 @@ def check(
         floors, scoring = timed_floors(session, trial)
         require_visible(session, floors)
         health, whole_run = health_of(trial.batch, session.team.limits), estimate(session, trial, scoring)
-        advice = [each.text for each in advise(health)]
+        advice = [each.text for each in advise(health, untaught=untaught_share(session, trial))]
     task, held_out = session.task, 0
     with suppress(UserError):  # a task may have no held-out problems
         held_out = len(task.problems("test"))

@@ -18,7 +18,7 @@ from teamtr.cli.words import clock, health_line, lengths, percent, signals, warm
 from teamtr.records import decode_health, mapping
 from teamtr.reports import NOTHING_KEPT, Health, was_skipped
 from teamtr.text import counted, on_terminal, share
-from teamtr.training.advice import advise
+from teamtr.training.advice import advise, untaught_share
 
 PRINTED_LINES = 5
 """Maximum lines of a grader's output that are shown with an update."""
@@ -126,7 +126,7 @@ class TrainingScreen:
             self._print(f"warning: the grader failed: {why}")
         self._tell_printed(record)
         health = decode_health(record)
-        self._advise(health, record["agent"])
+        self._advise(health, record)
         self._tell_own_scores(record)
         now = time.monotonic()
         if self.first is None:
@@ -159,9 +159,9 @@ class TrainingScreen:
         if len(lines) > PRINTED_LINES:
             self._print(f"reward: ... {len(lines) - PRINTED_LINES} more lines in the log and the report")
 
-    def _advise(self, health: Health | None, agent: str) -> None:
+    def _advise(self, health: Health | None, record: Record) -> None:
         """Print each advice once, since the figures are in every line."""
-        for advice in () if health is None else advise(health, agent):
+        for advice in () if health is None else advise(health, record["agent"], untaught_share(record)):
             if advice.about not in self.advised:
                 self.advised.add(advice.about)
                 self._print(f"advice: {advice.text}")

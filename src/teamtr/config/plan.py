@@ -143,12 +143,25 @@ class PlanConfig(Section):
                 "its later updates; use plan.allocate: equal, or collect fresh rollouts before every update"
             )
             yield Refusal(("plan", "allocate"), message)
+        elif self.allocate not in (None, "equal") and self.plan().dynamic_sampling.on:
+            message = (
+                f"plan.allocate: {self.allocate} goes by certificates, and dynamic sampling, which chooses groups by "
+                "their rewards, leaves none; use plan.allocate: equal, or set plan.dynamic_sampling: false"
+            )
+            yield Refusal(("plan", "allocate"), message)
         elif self.allocate not in (None, "equal") and self.plan().credit not in ("team", "crossed"):
             message = (
                 f"plan.allocate: {self.allocate} compares what agents gain for the team, and with plan.credit: "
                 f"{self.plan().credit} each is trained on another return; use plan.allocate: equal or plan.credit: team"
             )
             yield Refusal(("plan", "allocate"), message)
+        radii = self.plan().radii
+        if radii.allocation != "equal" and radii.adapt:
+            message = (
+                f"plan.adapt_radius changes nothing with plan.allocate: {radii.allocation}, which sets every radius "
+                "anew at each stage; leave one of them out"
+            )
+            yield Refusal(("plan", "adapt_radius" if self.adapt_radius else "allocate"), message, at_key=True)
         if self.match == "off" and (self.match_agents or self.match_turns):
             name = "match_agents" if self.match_agents else "match_turns"
             message = f"plan.{name} needs plan.match: rollouts, tokens or updates"
@@ -197,6 +210,14 @@ class PlanConfig(Section):
         if resample.reweight and resample.every == 1:
             message = "plan.reweight needs rollouts that are reused: set plan.resample_every: 0, or leave it out"
             yield Refusal(("plan", "reweight" if self.reweight else "resample_every"), message, at_key=True)
+        within_stage = resample.min_effective_share > 0.0 and not resample.across_stages
+        decides = within_stage or resample.partial or resample.sampling_cost is not None
+        if decides and self.plan().order.kind == "together":
+            message = (
+                "plan.order: together updates all agents from the batch that the stage begins with, whatever it is "
+                "worth by then; min_effective_share, sampling_cost and resample_partially need another order"
+            )
+            yield Refusal(("plan", "order"), message)
         if resample.partial and resample.across_stages:
             message = (
                 "plan.reuse_across_stages and plan.resample_partially exclude each other: what is kept of a message is "

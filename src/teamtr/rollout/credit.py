@@ -56,8 +56,10 @@ def credited(
         returns_PG = agent_returns_PG(batch, agent, plan, limits)
         return Credited(returns_PG, plan.advantage.estimate(returns_PG, weights_PG))
     weights_PG = np.ones(shape) if weights_PG is None else weights_PG
-    advantages = crossed_advantages(plan.advantage.estimate, crossed_PGG, weights_PG)
-    return Credited(crossed_means_PG(crossed_PGG, weights_PG), advantages)
+    means_PG = crossed_means_PG(crossed_PGG, weights_PG)
+    if plan.critic is not None:  # it learns from groups in which all messages earn the same, too
+        return Credited(means_PG, plan.advantage.estimate(means_PG))
+    return Credited(means_PG, crossed_advantages(plan.advantage.estimate, crossed_PGG, weights_PG))
 
 
 def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
@@ -116,9 +118,12 @@ def certified_range(plan: Plan, reward_range: float | None, team: Team, router: 
     unknown, or if a gain in these returns is not a gain of the team.
 
     Own rewards may come at the others' expense. A difference gains what the team gains if nobody reads the agent, and
-    may be as far below 0 as above.
+    may be as far below 0 as above. Dynamic sampling leaves out groups of equal rewards, whose surrogate is 0: what is
+    left overstates the gain, by 1 over the share of groups with a signal.
     """
     team_range = plan.return_range(reward_range)
+    if plan.dynamic_sampling.on:
+        return None
     if plan.credit in ("team", "crossed") or team_range is None:
         return team_range
     if plan.credit == "difference" and is_unheard(team, router, agent):

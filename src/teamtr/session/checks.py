@@ -148,18 +148,30 @@ def doubts(session: Session) -> list[str]:
 
 
 def _uncertified(session: Session) -> list[str]:
-    """A warning that names the agents whose updates have no certificates because of ``plan.credit``."""
+    """A warning that names the agents whose updates have no certificates because of the plan."""
     plan, router, team = session.plan, session.context.router, session.team
     speaking = [name for name in team.trainable if router.turns_of(name)]
     reward_range = session.task.reward_range
     without = [name for name in speaking if certified_range(plan, reward_range, team, router, name) is None]
-    if plan.credit == "team" or reward_range is None or not without:
+    if reward_range is None or not without:
         return []
+    if plan.dynamic_sampling.on:
+        why = "its groups are chosen by their rewards, and would overstate every gain"
+        return [f"plan.dynamic_sampling: true: no certificates: {why}"]
     why = {
         "own": "a gain of its own reward is none of the team's",
         "difference": "others read what it says, so that a gain of the difference is none of the team's",
     }[plan.credit]
     return [f"plan.credit: {plan.credit}: no certificates for {', '.join(without)}: {why}"]
+
+
+def untaught_share(session: Session, trial: Trial) -> float | None:
+    """The share of the trial's groups that teach an agent nothing, of the agent for whom it is least; None if nobody is
+    trained."""
+    plan, limits = session.plan, session.team.limits
+    speaking = [name for name in session.team.trainable if session.context.router.turns_of(name)]
+    found = [credited(trial.batch, name, plan, limits).advantages.informative_P for name in speaking]
+    return min((float(1.0 - informative_P.mean()) for informative_P in found), default=None)
 
 
 def callable_tools(session: Session) -> dict[str, list[str]]:

@@ -56,7 +56,7 @@ from teamtr.store import (
 )
 from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
-from teamtr.training.algorithm import Slot, Step, run_stage, schedule
+from teamtr.training.algorithm import Slot, Step, gain_of_episode, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.certify import CertificateInputs
 from teamtr.training.health import LastHealth
@@ -142,7 +142,7 @@ class Driver:
     def _stage(self) -> Iterator[Record]:
         stage, plan = self.position.stage, self.session.plan
         past = self.history.last_updates(stage)
-        gains = {name: report.surrogate for name, report in past.items()}
+        gains = {name: gain_of_episode(report, plan.group_size) for name, report in past.items()}
         slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
         self._share_out_radii(past)
         rollouts = StageRollouts(self.session, stage)

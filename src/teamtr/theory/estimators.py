@@ -31,8 +31,10 @@ class AdvantageEstimator(Protocol):
         """The advantages; ``weights_PG`` are trajectory weights of episodes written by another team."""
         ...
 
-    def largest(self, group_size: int) -> float:
-        """A bound that no absolute advantage exceeds: the A_max of the paper's certificate."""
+    def largest(self, group_size: int, reward_range: float) -> float:
+        """A bound on the size of every advantage, estimated or true: the A_max of the paper's certificate.
+        ``reward_range`` is that of returns. An estimator with larger advantages than the one that it inherits from must
+        override this."""
         ...
 
     def error(self, returns_PG: Floats) -> float:
@@ -53,10 +55,10 @@ class GroupAdvantage:
             returns_PG, a_clip=self.clip, eps_norm=self.eps, normalize=self.normalize, weights_PG=weights_PG
         )
 
-    def largest(self, group_size: int) -> float:
+    def largest(self, group_size: int, reward_range: float) -> float:
         """The clip, or sqrt(G - 1) if that is smaller: no normalized advantage exceeds it (Samuelson's inequality).
-        Without ``normalize``, advantages are in units of reward, and only the clip bounds them."""
-        return min(self.clip, math.sqrt(group_size - 1)) if self.normalize else self.clip
+        Without ``normalize``, the range of returns: the true advantage is not clipped."""
+        return min(self.clip, math.sqrt(group_size - 1)) if self.normalize else reward_range
 
     def error(self, returns_PG: Floats) -> float:
         return zeta_norm(returns_PG, a_clip=self.clip, eps_norm=self.eps, normalize=self.normalize)
@@ -84,7 +86,7 @@ class CriticAdvantage:
         found = group_advantages(returns_PG, a_clip=math.inf, eps_norm=self.eps, normalize=False, weights_PG=weights_PG)
         return replace(found, informative_P=~found.non_finite_P)
 
-    def largest(self, group_size: int) -> float:
+    def largest(self, group_size: int, reward_range: float) -> float:
         """A critic may be wrong by any amount."""
         return math.inf
 

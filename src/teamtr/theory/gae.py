@@ -24,12 +24,15 @@ class TokenAdvantages:
 
     ``targets`` are the regression targets of the values, in units of reward: the advantages before normalization plus
     the values. Messages whose return is not finite have advantages of 0 and targets equal to their values.
+    ``clip_rate`` is the share of the other tokens whose advantage was clipped, ``clip_error`` the mean of what was cut.
     """
 
     advantages: tuple[Floats, ...]
     targets: tuple[Floats, ...]
     values: tuple[Floats, ...]
     message_M: Floats
+    clip_rate: float = 0.0
+    clip_error: float = 0.0
 
     def explained_variance(self, rows: NDArray[np.int64]) -> float | None:
         """1 - Var(target - value) / Var(target) over the tokens of these messages: 1 for a perfect critic, 0 for one as
@@ -99,14 +102,24 @@ def token_advantages(
         for m, advantage_T in zip(own, np.split(chain_T, cuts), strict=True):
             advantages[m], targets[m] = advantage_T, advantage_T + values[m]
             message_M[m] = start / gamma ** int(turn_M[m]) - values[m][0]
+    cut_N = np.zeros(0)
     if finite_M.any():
         message_M = _normalized(message_M, message_M[finite_M], finite_M, normalize, clip, eps)
         token_N = np.concatenate([advantages[m] for m in np.flatnonzero(finite_M)])
+        plain_N = _normalized(token_N, token_N, np.ones(len(token_N), dtype=np.bool_), normalize, np.inf, eps)
+        cut_N = np.maximum(np.abs(plain_N) - clip, 0.0)
         advantages = [
             _normalized(advantage_T, token_N, np.full(len(advantage_T), finite), normalize, clip, eps)
             for advantage_T, finite in zip(advantages, finite_M, strict=True)
         ]
-    return TokenAdvantages(tuple(advantages), tuple(targets), tuple(values), message_M)
+    return TokenAdvantages(
+        tuple(advantages),
+        tuple(targets),
+        tuple(values),
+        message_M,
+        clip_rate=float((cut_N > 0.0).mean()) if len(cut_N) else 0.0,
+        clip_error=float(cut_N.mean()) if len(cut_N) else 0.0,
+    )
 
 
 def _normalized(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from teamtr.records import Record, number
 from teamtr.reports import Health
 
 MOST_CUT = 0.2
@@ -29,9 +30,18 @@ class Advice:
     text: str
 
 
-def advise(health: Health, updated: str | None = None) -> tuple[Advice, ...]:
-    """Advice for every bad figure, the worst problem first. ``updated``: the agent that was updated."""
-    return (*_cut(health), *_unparsed(health), *_no_signal(health), *_sure(health), *_small(health, updated))
+def advise(health: Health, updated: str | None = None, untaught: float | None = None) -> tuple[Advice, ...]:
+    """Advice for every bad figure, the worst problem first. ``updated``: the agent that was updated. ``untaught``: the
+    share of groups that teach an agent nothing; by default that of groups with equal rewards, from which a critic or
+    other credit than the team's may learn."""
+    equal = health.without_signal if untaught is None else min(untaught, health.without_signal)
+    return (*_cut(health), *_unparsed(health), *_no_signal(health, equal), *_sure(health), *_small(health, updated))
+
+
+def untaught_share(update: Record) -> float | None:
+    """``untaught`` of an update, from its record; None if that does not say."""
+    groups, equal, broken = (number(update, key) for key in ("groups", "groups_without_signal", "groups_non_finite"))
+    return ((equal or 0.0) + (broken or 0.0)) / groups if groups else None
 
 
 def _cut(health: Health) -> Iterator[Advice]:
@@ -55,11 +65,11 @@ def _unparsed(health: Health) -> Iterator[Advice]:
         )
 
 
-def _no_signal(health: Health) -> Iterator[Advice]:
-    if health.without_signal > MOST_WITHOUT_SIGNAL and health.success < SOLVED:
+def _no_signal(health: Health, equal: float) -> Iterator[Advice]:
+    if equal > MOST_WITHOUT_SIGNAL and health.success < SOLVED:
         yield Advice(
             "no signal",
-            f"{_percent(health.without_signal)} of groups have equal rewards and teach nothing (success "
+            f"{_percent(equal)} of groups have equal rewards and teach nothing (success "
             f"{_percent(health.success)}): take easier problems or a reward with partial credit, raise "
             "plan.group_size, or set plan.dynamic_sampling: true",
         )

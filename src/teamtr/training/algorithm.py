@@ -43,12 +43,19 @@ class Slot:
 def schedule(
     order: Order, agents: tuple[str, ...], rng: np.random.Generator, gains: Mapping[str, float] | None = None
 ) -> tuple[Slot, ...]:
-    """The order sigma of a stage. ``gains`` are the agents' expected gains (those of their last updates)."""
+    """The order sigma of a stage. ``gains`` are the agents' expected gains: ``gain_of_episode`` of their last
+    updates."""
     if order.kind == "together":
         return tuple(Slot(0, name, k == 0) for k, name in enumerate(agents))
     expected_A = [(gains or {}).get(name, 0.0) for name in agents]
     numbers = update_order(order.kind, len(agents), rng=rng, expected_gains_A=expected_A)
     return tuple(Slot(step, agents[number], True) for step, number in enumerate(numbers))
+
+
+def gain_of_episode(report: UpdateReport, group_size: int) -> float:
+    """The surrogate of an update, summed over the agent's messages of an episode. Its mean over messages says how good
+    one of them is, and agents may speak several times in an episode, or seldom."""
+    return report.surrogate * report.messages / (report.groups * group_size) if report.messages else 0.0
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,9 @@ class TrainingBatch:
 
     ``weights_E`` are importance weights of episodes, which multiply advantages. ``contexts_M`` are importance weights
     of what preceded each message, for averages of KLs. Either is None where nothing is reweighted (``theory.weights``).
-    ``fresh``: the current team wrote all messages, and no update was trained on any part of them. ``holdout_M`` marks
-    messages that are not trained on, all of a problem or none.
+    ``fresh``: the current team wrote all messages, and no update was trained on any part of them. ``holdout_P`` marks
+    problems that are not trained on. ``cluster_P`` is equal for equal problems (default: those of ``messages``, and a
+    problem in which the agent is silent equals no other).
     ``filter_cut``: messages cut at the token limit are not trained on (``presets.Overlong``).
     ``tokens``: advantages per token from a critic, set by ``with_values``; None in plans without one.
     """
@@ -72,9 +73,10 @@ class TrainingBatch:
     weights_E: Floats | None = None
     contexts_M: Floats | None = None
     fresh: bool = True
-    holdout_M: NDArray[np.bool_] | None = None
+    holdout_P: NDArray[np.bool_] | None = None
     filter_cut: bool = False
     tokens: TokenAdvantages | None = None
+    cluster_P: NDArray[np.int64] | None = None
 
     def with_values(self, values: Sequence[Floats], critic: CriticAdvantage, gamma: float) -> TrainingBatch:
         """The same batch with per-token advantages computed from a critic's values of every message."""
@@ -82,20 +84,28 @@ class TrainingBatch:
         return replace(self, tokens=critic.of_tokens(values, self.messages, self.returns_PG, gamma))
 
     def hold_out(self, share: float, rng: np.random.Generator) -> TrainingBatch:
-        """The same batch with a share of its problems held out, at least two; unchanged if none would be left to train
-        on. A problem that occurs twice in the batch counts as one."""
-        clusters = np.unique(self.messages.cluster_M)
-        count = max(math.ceil(share * len(clusters)), 2)
-        if count >= len(clusters):
+        """The same batch with a share of its problems held out, at least two and never all; unchanged if it has fewer
+        than three. A problem that occurs twice in the batch counts as one.
+
+        They are drawn from all problems, also those in which the agent is silent. So the same generator gives the same
+        ones to every agent, and they are a sample of the problems and not of those in which this agent speaks.
+        """
+        cluster_P = self.cluster_P
+        if cluster_P is None:
+            cluster_P = np.arange(len(self.returns_PG))
+            cluster_P[self.messages.problem_M] = self.messages.cluster_M
+        clusters = np.unique(cluster_P)
+        count = min(max(math.ceil(share * len(clusters)), 2), len(clusters) - 1)
+        if count < 2:
             return self
-        return replace(self, holdout_M=np.isin(self.messages.cluster_M, rng.permutation(clusters)[:count]))
+        return replace(self, holdout_P=np.isin(cluster_P, rng.permutation(clusters)[:count]))
 
     def holdout(self) -> tuple[TrainingBatch, NDArray[np.int64]]:
-        """The held-out messages as a batch of their own, and their indices in this one."""
-        assert self.holdout_M is not None
-        rows = np.flatnonzero(self.holdout_M)
+        """The held-out problems as a batch of their own, and the indices of its messages in this one."""
+        assert self.holdout_P is not None
+        problems, rows = np.flatnonzero(self.holdout_P), np.flatnonzero(~self.train_M)
         group = self.returns_PG.shape[1]
-        problems, problem_M = np.unique(self.messages.problem_M[rows], return_inverse=True)
+        problem_M = np.searchsorted(problems, self.messages.problem_M[rows])
         episode_M = problem_M * group + self.messages.episode_M[rows] % group
         a = self.advantages
         advantages = Advantages(
@@ -128,7 +138,9 @@ class TrainingBatch:
     @property
     def train_M(self) -> NDArray[np.bool_]:
         """The messages that are not held out."""
-        return np.ones(len(self.messages), dtype=np.bool_) if self.holdout_M is None else ~self.holdout_M
+        if self.holdout_P is None:
+            return np.ones(len(self.messages), dtype=np.bool_)
+        return ~self.holdout_P[self.messages.problem_M]
 
     def mean(self, values_M: Floats, rows: np.ndarray | None = None) -> float:
         """The mean over messages (those of ``rows``) in the current team's contexts: weighted by ``contexts_M``, if

@@ -26,7 +26,8 @@ from teamtr.training.gate import Subsample
 @dataclass(frozen=True)
 class CertificateInputs:
     """What a certificate requires of the task: how often the agent may speak in an episode, the total turns of an
-    episode, and the range of returns (None: unknown, so no certificate; see ``tasks.Task`` on discounts)."""
+    episode, and the range of returns (None: unknown, so no certificate; see ``tasks.Task`` on discounts). Returns that
+    spread wider than their range have no certificate either."""
 
     turns: int
     horizon: int
@@ -54,12 +55,15 @@ def certify(
 
     The paper's bound uses D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
     discount, gamma is taken from an episode of ``inputs.horizon`` turns; see ``single_step_certificate``. The bound
-    needs a largest advantage (``a_max``). A critic's estimates have none, nor do advantages that are neither normalized
-    nor clipped: then only ours is returned.
+    needs a largest advantage (``a_max``), which a critic's estimates do not have: with a critic only ours is returned.
+    ``a_max`` and ``zeta`` are of advantages of episodes, whose return is discounted to the first turn. The advantage at
+    turn t, of which the paper's A_max and zeta speak, is gamma^-t times that: at most gamma^(1 - horizon) times.
     """
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
         return ()
+    if np.ptp(returns_PG) > inputs.reward_range * (1.0 + 1e-9):
+        return ()  # the range that the task states is too small: see ``tasks.Task`` on discounts
     rows = np.arange(len(batch)) if subsample is None else subsample.rows
     episode_M, episodes = batch.episode_M[rows], returns_PG.size
     each_stands_for = 1.0 if subsample is None else episodes / subsample.episodes
@@ -77,7 +81,9 @@ def certify(
         inputs.reward_range,
         sampling_error=surrogate.estimate - surrogate.lower,
     )
-    if not math.isfinite(a_max):
+    with np.errstate(over="ignore"):
+        at_last_turn = float(np.power(gamma, 1.0 - inputs.horizon))
+    if not math.isfinite(a_max * at_last_turn):
         return (ours,)
     if gamma < 1.0:
         d_tok = discounted_kl(kl_M, batch.turn_M[rows], episode_M, gamma, episodes)
@@ -86,8 +92,8 @@ def certify(
     papers = single_step_certificate(
         surrogate_gain(divergence.log_ratio_M, data.advantages_M[rows]) * len(batch) / episodes,
         d_tok,
-        zeta,
+        zeta * at_last_turn,
         gamma,
-        a_max,
+        a_max * at_last_turn,
     )
     return ours, papers

@@ -39,6 +39,7 @@ def lesson(batch: RolloutBatch, agent: str, plan: Plan, team: Team) -> Lesson:
         weights.contexts_M,
         fresh,
         filter_cut=plan.overlong.filter,
+        cluster_P=batch.cluster_P,
     )
     return Lesson(data, weights.cut)
 

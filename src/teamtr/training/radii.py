@@ -25,8 +25,17 @@ def shared_radii(
     if any(found is None for found in ours) or max(gains) <= 0.0:
         shares = equal_radii(total, count)  # a certificate is missing, or no agent gained
     elif radii.allocation == "certified":
-        used = [max(past[name].kl_full, 1e-12) for name in names]
-        prices = [turn_aware_price(turns[name], reward_range) for name in names]
+        used = [_used(past[name], radii) for name in names]
+        # What a nat of the radius costs: a radius per token allows a message more, the longer it is.
+        prices = [
+            turn_aware_price(turns[name], reward_range) * _used(past[name]) / used_kl
+            for name, used_kl in zip(names, used, strict=True)
+        ]
         kappas = [gain / used_kl**0.5 for gain, used_kl in zip(gains, used, strict=True)]
         shares = best_radii(kappas, total, curvature_I=prices).radii_I
     return {name: float(KEPT_EQUAL * radii.nats + share) for name, share in zip(names, shares, strict=True)}
+
+
+def _used(report: UpdateReport, radii: Radii | None = None) -> float:
+    """The KL that an update used: per message, or in the unit of these radii."""
+    return max(report.kl_per_token if radii is not None and radii.per_token else report.kl_full, 1e-12)

@@ -82,6 +82,8 @@ def update_agent(
         data = data.hold_out(
             optimization.certify_share, generator(seed if holdout_seed is None else holdout_seed, "aside")
         )
+        if data.holdout_P is None:  # too few problems: what was asked for are certificates that hold
+            certificate_inputs = None
     clock = _Clock(data.messages.agent)
     spent = dict(learner.tokens)
     radius, version = state.radius_nats, learner.version()
@@ -113,6 +115,7 @@ def update_agent(
                 return Update(refused, state, np.zeros(len(data.messages)))
             if plan.critic is not None:
                 data = data.with_values(learner.values(), plan.critic, plan.gamma)
+                base = replace(base, **_clipped(data))
             distances = mismatch(learner, data)
         start, parts, tries = Start.frozen(before, data), [], []
         for fold in folds:
@@ -192,7 +195,7 @@ def _before(agent: str, data: TrainingBatch, plan: Plan, state: AgentState, vers
         advantage_clip_rate=advantages.clip_rate,
         zeta_norm=plan.advantage.error(data.returns_PG),
         zeta_clip=zeta_clip(advantages.raw_PG, advantages.values_PG),
-        groups_aside=0 if data.holdout_M is None else len(np.unique(data.messages.problem_M[data.holdout_M])),
+        groups_aside=0 if data.holdout_P is None else int(data.holdout_P.sum()),
         version_before=version,
         version_after=version,
     )
@@ -210,7 +213,7 @@ def _cannot_teach(data: TrainingBatch, folds: Sequence[Fold], objective: Objecti
     if not np.isfinite(data.advantages_M).all():
         return "skipped_non_finite", "an episode weight is not finite"
     if not data.gradient_M(objective).any():
-        aside = "" if data.holdout_M is None else ", or was set aside"
+        aside = "" if data.holdout_P is None else ", or was set aside"
         cut = ", or only messages of it that were cut" if data.filter_cut and data.messages.cut_M.any() else ""
         return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}{cut}"
     if not folds:
@@ -278,6 +281,13 @@ def _optimize(
                 if not data.mean(kl_M, some) <= radius:
                     break  # already outside the radius: more steps would only need more backtracking
     return _Optimized(steps, scale, float(np.mean(clip_rates[1:])), broken, tuple(fits))
+
+
+def _clipped(data: TrainingBatch) -> dict[str, Any]:
+    """What clipping does to the advantages of a critic, which are known only once its values are."""
+    if data.tokens is None:
+        return {}
+    return {"advantage_clip_rate": data.tokens.clip_rate, "zeta_clip": data.tokens.clip_error}
 
 
 def _critic_report(data: TrainingBatch, parts: Sequence[_Optimized]) -> CriticReport | None:
@@ -400,18 +410,21 @@ def _certificates(
     report: UpdateReport,
     seed: int,
 ) -> tuple[Certificate, ...]:
-    """Certificates from the held-out problems if there are any, otherwise from the problems trained on."""
+    """Certificates from the held-out problems if there are any, otherwise from the problems trained on. None if the
+    agent is silent in all held-out problems, or if the range of returns is not known."""
+    if inputs.reward_range is None:
+        return ()
     settings: dict[str, Any] = {
         "gamma": plan.gamma,
-        "a_max": plan.advantage.largest(data.returns_PG.shape[1]),
+        "a_max": plan.advantage.largest(data.returns_PG.shape[1], inputs.reward_range),
         "zeta": report.zeta,
         "confidence": optimization.confidence,
         "seed": seed,
     }
-    if data.holdout_M is None:
+    if data.holdout_P is None:
         return certify(kept.divergence, data, inputs, subsample=kept.subsample, **settings)
     holdout, rows = data.holdout()
-    return certify(learner.measure(rows), holdout, inputs, **settings)
+    return certify(learner.measure(rows), holdout, inputs, **settings) if len(rows) else ()
 
 
 _PHASES = {"score": "scoring", "train": "training", "gate": "gate of"}

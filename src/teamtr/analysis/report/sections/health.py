@@ -23,7 +23,7 @@ from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import num, percent
 from teamtr.records import decode_health, whole
 from teamtr.reports import Health
-from teamtr.training.advice import advise
+from teamtr.training.advice import advise, untaught_share
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def compute(run: Reading) -> Data:
             continue
         rows.append({"update": whole(update, "update"), "agent": agent, **_row(health)})
         last.update({name: asdict(found) for name, found in health.agents.items()})
-        advised[agent] = {advice.about: advice.text for advice in advise(health, agent)}
+        advised[agent] = {advice.about: advice.text for advice in advise(health, agent, untaught_share(update))}
     latest = {about: text for own in advised.values() for about, text in own.items()}
     return {"health": {"rows": rows, "last": last, "advice": list(latest.values())}}
 

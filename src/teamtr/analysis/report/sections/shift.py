@@ -63,6 +63,11 @@ def _latest(probed: Sequence[Data], agents: Sequence[str], updates: Data, outsid
     return [own[-1] for agent in agents if (own := [p for p in side if p["agent"] == agent])]
 
 
+def _per_message(update: Data) -> float | None:
+    """The radius, if it is per message as the KL is."""
+    return update["radius"] if update["unit"] == "message" else None
+
+
 def _as_made(probe: Data, updates: Data) -> Shift:
     update, shift = updates[probe["update"]], probe["shift"]
     return Shift(
@@ -71,7 +76,7 @@ def _as_made(probe: Data, updates: Data) -> Shift:
         moved_R=shift["moved_R"],
         flipped=shift["flipped"],
         kl=update["kl_full"],
-        radius=_radius(update),
+        radius=_per_message(update),
         probabilities=(shift["before_R"], shift["after_R"]),
     )
 
@@ -85,15 +90,9 @@ def _stretched(probe: Data, updates: Data) -> Shift:
         moved_R=longer["moved_R"],
         flipped=longer["flipped"],
         kl=longer["kl"],
-        radius=_radius(updates[probe["update"]]),
+        radius=_per_message(updates[probe["update"]]),
         probabilities=None,
     )
-
-
-def _radius(update: Data) -> float | None:
-    """The radius, if it is in the unit of the exact KL: per message."""
-    radius: float | None = update["radius"]
-    return None if update["unit"] == "token" else radius
 
 
 def _chart(title: str, shifts: Sequence[Shift], agents: Sequence[str], top: float, caption: str) -> Chart:
