@@ -229,13 +229,28 @@ def test_stability_is_the_deviation_of_improvements_on_the_same_problems():
     assert found.stages == (2, 4)
     assert found.improvements == pytest.approx((0.2, 0.1))
     assert found.deviation == pytest.approx(np.std([0.2, 0.1], ddof=1))
-    # p (1 - p) / (K - 1) / P^2 summed over problems, of both ends of each improvement, the root of their mean
+    # p (1 - p) / (K - 1) / P^2 summed over problems. Of improvements b - a and c - b half the square of c - 2 b + a.
     first, second, third = 0.24 / 64, (2 * 0.16 + 2 * 0.24) / 64, 4 * 0.24 / 64
-    assert found.noise == pytest.approx(np.sqrt((first + 2 * second + third) / 2))
+    assert found.noise == pytest.approx(np.sqrt((first + 4 * second + third) / 2))
     assert found.worst == pytest.approx(0.1)
     assert (found.judged, found.regressing) == (2, 1)
     assert stability(updates, evals[:2]).deviation is None
     assert stability(updates, [evals[0], evaluation(2, [1, 1, 1, 1], ids="wxyz")]).improvements == ()
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_what_sampling_alone_would_show_is_the_spread_of_few_improvements(count):
+    """Over many short runs of an untrained team, mean squares within four standard errors."""
+    rng = np.random.default_rng(0)
+    hard_P, ids = rng.uniform(size=16), [str(k) for k in range(16)]
+
+    def squares() -> tuple[float, float]:
+        drawn = [(rng.binomial(4, hard_P) / 4).tolist() for _ in range(count)]
+        found = stability([], [{**evaluation(s, p), "samples": 4, "problem_ids": ids} for s, p in enumerate(drawn)])
+        return found.deviation**2, found.noise**2
+
+    apart = np.array([seen - expected for seen, expected in (squares() for _ in range(1500))])
+    assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(apart))
 
 
 def test_an_untrained_team_is_as_steady_as_sampling():
@@ -292,6 +307,9 @@ def test_overhead_against_one_batch_a_stage():
     assert found.naive_seconds == pytest.approx(40.0 - 26.0 * (1 - 220 / 520))
     assert overhead(updates).seconds_ratio is None
     assert overhead([]).token_ratio is None
+    numbered = [{**update, "update": k + 1} for k, update in enumerate(updates)]
+    assert sampled_by_update(numbered) == [100, 100, 100, 120, 100]
+    assert sampled_by_update(numbered[1:]) == [0, 100, 120, 100], "how much was sampled before a lost line is not known"
 
 
 def test_spent_by_agent_adds_up():

@@ -206,6 +206,17 @@ def test_a_training_screen_has_the_line_under_its_table(told):
     assert shown.index("KL/radius") < shown.rindex("sampling left: 0:03 so far")
 
 
+@pytest.mark.parametrize("bound", [float("inf"), float("nan"), 0.02, 0.0])
+def test_a_training_screen_bears_a_bound_that_is_no_number_and_memory_that_is_not_known(bound):
+    screen = TrainingScreen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    stage = {"kind": "stage", "memory": {"planned_gb": 1.0, "peak_gb": None}}
+    with screen:
+        list(screen.watch([update_record(1, 0, 0, "left", kl_upper=bound, radius=0.01), stage]))
+        screen.live.refresh()
+    assert ("█" * 12 if bound else "·" * 12) in screen.console.file.getvalue()
+
+
 # -- what is told ---------------------------------------------------------------------------------------------
 
 TEAM = """

@@ -118,6 +118,18 @@ def test_the_new_agent_is_within_the_radius_on_probes_that_no_step_saw(aligned, 
     assert np.mean(kls) == pytest.approx(found["kl"], rel=1e-3)
 
 
+def test_probes_are_not_tokens_sampled_for_training(aligned, run):
+    out, _ = aligned
+    before, after = (RunFolder.read(folder).checkpoints.latest().progress["account"] for folder in (run, out))
+    assert after["episodes"] == before["episodes"]
+    spent = {agent: phases["sampled"] for agent, phases in before["tokens"].items() if "sampled" in phases}
+    assert {agent: phases["sampled"] for agent, phases in after["tokens"].items() if "sampled" in phases} == spent
+    played = [read_episodes(file) for file in (out / "episodes").glob("swap-*.jsonl.gz")]
+    tokens = sum(len(turn.token_ids) for batch in played for episode in batch.episodes for turn in episode.turns)
+    probed = [sum(phases.get("probe", 0) for phases in account["tokens"].values()) for account in (before, after)]
+    assert probed[1] - probed[0] == tokens > 0
+
+
 def test_the_record_says_what_happened_and_that_it_is_not_certified(aligned, newcomer):
     out, records = aligned
     record = records[-1]

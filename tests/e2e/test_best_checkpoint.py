@@ -11,11 +11,12 @@ import pytest
 
 from called import invoke, last_json
 from teamtr.analysis.figures import read_runs
+from teamtr.analysis.report.summary import evaluated_checkpoints
 from teamtr.config import load_team_file
 from teamtr.errors import UserError
 from teamtr.evaluation.best import best_of, out_of_patience
 from teamtr.evaluation.metrics import summarise
-from teamtr.records import EvalRecord, SwapRecord
+from teamtr.records import EvalRecord, SwapRecord, encode_record
 from teamtr.reports import HeldOut
 from teamtr.rollout import Ledger
 from teamtr.session import driver
@@ -90,6 +91,22 @@ def test_evaluations_before_a_swap_are_another_run_s() -> None:
     lost.take_state(kept, None)
     assert [one.updates for one in lost.held_out] == [0, 3], "a log that has lost an evaluation decides alike"
     assert lost.evaluated == {0, 1}
+
+
+def test_evaluations_on_other_problems_are_not_compared() -> None:
+    def made(stage: int, success: float, problems: int) -> EvalRecord:
+        asked = replace(report(success), problem_ids=tuple(f"p{k}" for k in range(problems)))
+        return EvalRecord(stage=stage, updates=3 * stage, report=asked, tokens=0, seconds=0.0)
+
+    records = [made(0, 0.5, 2), made(1, 1.0, 2), made(2, 0.6, 64), made(3, 0.7, 64)]
+    history = History(records)
+    assert [one.stage for one in history.held_out] == [2, 3]
+    assert history.evaluated == {0, 1, 2, 3}
+    assert best_of(history.held_out) == HeldOut(9, 3, 0.7), "two easy problems were all solved"
+    assert evaluated_checkpoints([encode_record(record) for record in records]) == history.held_out
+    resumed = History(records)
+    resumed.take_state(History(records[:2]).as_state(), None)
+    assert resumed.held_out == history.held_out, "nor those that the last commit before still knows"
 
 
 @pytest.mark.long

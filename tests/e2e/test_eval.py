@@ -237,6 +237,20 @@ def test_settings_stand_behind_a_team_file(sums: Path, tmp_path: Path) -> None:
 # -- verdicts follow the answers and the grader --------------------------------------------------------------
 
 
+def test_replies_of_another_training_temperature_are_not_taken_for_these(sums: Path, tmp_path: Path) -> None:
+    def played(*settings: str) -> tuple[int, str]:
+        found = invoke("--team", sums, *settings, "--out", tmp_path / "evals", "--samples", 2)
+        return found["tokens"], found["folder"]
+
+    usual = played()
+    assert usual[0] > 0
+    assert played("sampling.temperature=1") == (0, usual[1])
+    cool = played("sampling.temperature=0.2")
+    assert cool[0] > 0
+    assert cool[1] != usual[1]
+    assert played("sampling.temperature=0.2") == (0, cool[1])
+
+
 def asked(folder: Path, answers: Mapping[str, str]) -> None:
     """Twelve questions, with these answers where there are some."""
     rows = [{"question": f"say {k}", "answer": answers.get(f"say {k}", "not this")} for k in range(12)]

@@ -14,6 +14,8 @@ from teamtr.cli import app
 from teamtr.errors import UserError
 from teamtr.presets import PRESETS
 from teamtr.reproduce import RECIPES, SCALES, Setting, cells_of, estimate, find
+from teamtr.reproduce.cost import _of_run
+from teamtr.reproduce.result import _points_above
 from teamtr.sweep import cells, problems
 from teamtr.sweep import measures as of
 from teamtr.sweep.table import Value, rows
@@ -51,6 +53,19 @@ def test_every_recipe_can_be_planned(name, scale):
     assert found.runs == (len(recipe.variants) + before) * (1 if scale == "tiny" else 3)
     assert 0 < found.updates < found.rollouts < found.tokens
     assert (found.hours is None) == (scale == "tiny")
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+def test_what_a_plan_spends_is_estimated_with_its_matched_sizes_and_without_frozen_agents(scale):
+    recipe, setting = find("main-results"), Setting(scale)
+    found = {}
+    for variant in (variant for variant in recipe.variants if variant.method is None):
+        file = setting.team_file(recipe, variant, 0)
+        own, _ = file.budgets()
+        found[variant.name] = _of_run(file)
+        if own is not None:
+            assert (found[variant.name].updates, found[variant.name].rollouts) == (own.updates, own.rollouts)
+    assert found["auto"].rollouts == found["teamtr"].rollouts, "it may sample before every update"
 
 
 def test_tables_are_whole():
@@ -142,6 +157,28 @@ def test_lines_are_compared_problem_by_problem():
     assert problems.interval([{}]) is None
     assert problems.difference(seeds, []) is None
     assert problems.difference(seeds, [{"z": 1.0}]) is None, "no problem that both have"
+
+
+def test_lines_whose_seeds_hold_out_different_problems_are_compared_by_seed():
+    own = {0: {"a": 1.0, "b": 1.0}, 1: {"b": 0.0, "c": 1.0}, 2: {"d": 1.0}}
+    others = {0: {"a": 0.0, "b": 0.0}, 1: {"b": 0.0, "c": 0.5}}
+    apart = _points_above(own, others)
+    assert apart is not None
+    assert apart.mean == pytest.approx(100 * ((1 + 1) / 2 + (0 + 0.5) / 2) / 2)
+    assert apart.seeds == 2, "of seed 2 there is nothing to compare with"
+    same = _points_above({0: {"a": 1.0}, 1: {"a": 0.0}}, {0: {"a": 0.0}})
+    assert same is not None
+    assert (same.mean, same.seeds) == (50.0, 2), "on the same problems seeds may differ in number"
+    assert _points_above(own, {}) is None
+
+
+def test_seconds_that_were_not_recorded_are_not_zero():
+    answers = {"avg_at_k": 0.5, "tokens_per_answer": 12, "seconds_per_answer": None}
+    assert {name: told(answers) for name, told in of.ANSWERED.items()} == {
+        of.ACCURACY: 50.0,
+        of.TOKENS: 12.0,
+        of.SECONDS: None,
+    }
 
 
 def in_this_process(work, items, workers, **others):

@@ -327,7 +327,9 @@ def steadiness(runs: Runs) -> Iterator[Row]:
     truth = np.diff(np.mean(rates, axis=1))
     errors = [np.sqrt(np.mean([p * (1 - p) for p in rate]) / EPISODES) for rate in rates]
     error = np.sqrt(2) * max(errors)
-    yield Row("noise", found.noise, 0.8 * np.sqrt(2) * min(errors), 1.2 * error)
+    squares = np.square(errors)
+    noise = np.sqrt((squares[:-1].sum() + squares[1:].sum() - (squares[0] + squares[-1]) / 3) / 2)
+    yield Row("noise", found.noise, 0.8 * noise, 1.2 * noise)
     for k, improvement in enumerate(found.improvements):
         yield near(f"improvement {k}", improvement, truth[k], error)
     yield near("deviation", found.deviation, np.std(truth, ddof=1), np.sqrt(2) * error)

@@ -23,6 +23,7 @@ from teamtr.evaluation.metrics import (
     summarise,
 )
 from teamtr.reports import Interval
+from teamtr.sweep.problems import difference_by_seed
 from teamtr.types import Verdict
 
 RIGHT = Verdict("right", 1.0)
@@ -270,6 +271,17 @@ def test_a_paired_difference_of_equal_values_is_not_certain() -> None:
     assert found.interval == pytest.approx((-(1 - q), 1 - q))
     with pytest.raises(ValueError, match="the same problems"):
         paired_difference([1.0], [1.0, 0.0], rng=np.random.default_rng(0))
+
+
+def test_differences_that_are_equal_but_for_rounding_are_not_certain_either() -> None:
+    found = paired_difference([1.0, 2 / 3], [2 / 3, 1 / 3], rng=np.random.default_rng(0))
+    q = 0.05 ** (1 / 2)
+    assert 1.0 - 2 / 3 != 2 / 3 - 1 / 3
+    assert found.value == pytest.approx(1 / 3)
+    assert found.interval == pytest.approx((q / 3 - (1 - q), q / 3 + (1 - q)))
+    apart = difference_by_seed({0: {"a": 1.0, "b": 2 / 3}}, {0: {"a": 2 / 3, "b": 1 / 3}})
+    assert apart is not None
+    assert apart.interval == pytest.approx(found.interval)
 
 
 def test_mean_and_deviation_over_seeds_by_hand() -> None:

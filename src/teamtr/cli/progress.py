@@ -108,7 +108,7 @@ class TrainingScreen:
                 self._update(record)
             case "stage":
                 memory = record["memory"]
-                if memory and memory["peak_gb"] > memory["planned_gb"] and not self.over_plan:
+                if memory and (memory["peak_gb"] or 0.0) > memory["planned_gb"] and not self.over_plan:
                     self.over_plan = True
                     self._print(
                         f"warning: {memory['peak_gb']:.3g} GB of GPU memory were used, but `teamtr plan` "
@@ -227,5 +227,6 @@ def _rollouts(update: Record) -> str:
 
 
 def _bar(share: float, width: int = 12) -> str:
-    filled = min(width, max(0, round(share * width)))
+    """A bar of this share, full from 1 on and where it is not a number: a plan without a gate keeps any step."""
+    filled = round(max(0.0, share) * width) if share < 1.0 else width
     return "█" * filled + "·" * (width - filled)

@@ -17,3 +17,9 @@ def out_of_patience(evaluations: Sequence[HeldOut], patience: int | None) -> boo
     """Whether at least ``patience`` evaluations followed the best one without improving on it; never with None."""
     best = best_of(evaluations)
     return patience is not None and best is not None and len(evaluations) - 1 - evaluations.index(best) >= patience
+
+
+def are_comparable(asked: Sequence[str], asked_before: Sequence[str]) -> bool:
+    """Whether success on these problems compares with that on the earlier ones: a resumed run may ask others
+    (``eval.problems``), which are harder or easier. True where the log does not say which they were."""
+    return not asked or not asked_before or list(asked) == list(asked_before)

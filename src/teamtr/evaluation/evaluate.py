@@ -13,7 +13,7 @@ from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.team import Team
-from teamtr.types import Problem, Transcript, Verdict
+from teamtr.types import Episode, Problem, Transcript, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Defaults of evaluations during a run."""
@@ -21,13 +21,15 @@ PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 
 @dataclass(frozen=True)
 class Scores:
-    """The per-sample data of an evaluation of some problems. ``stated_PK`` is None if consensus was not evaluated."""
+    """The per-sample data of an evaluation of some problems. ``stated_PK`` is None if consensus was not evaluated,
+    ``reward_range`` if the task does not know it."""
 
     verdicts_PK: list[list[Verdict]]
     answers_PK: list[list[str | None]]
     stated_PK: list[list[list[bool | None]]] | None
     labels_P: list[Mapping[str, str]]
     measures_PK: list[list[Mapping[str, float]]]
+    reward_range: float | None
 
     @classmethod
     def together(cls, parts: Sequence[Scores]) -> Scores:
@@ -38,6 +40,7 @@ class Scores:
             stated_PK=[row for rows in stated for row in rows] if len(stated) == len(parts) else None,
             labels_P=[labels for part in parts for labels in part.labels_P],
             measures_PK=[row for part in parts for row in part.measures_PK],
+            reward_range=parts[0].reward_range,
         )
 
     def report(self, seed: int, problems: Sequence[Problem]) -> EvalReport:
@@ -49,6 +52,7 @@ class Scores:
             generator(seed, "bootstrap"),
             labels_P=self.labels_P,
             measures_PK=self.measures_PK,
+            reward_range=self.reward_range,
         )
         return replace(found, problem_ids=tuple(problem.id for problem in problems))
 
@@ -65,11 +69,18 @@ def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool =
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(
         verdicts_PK=[[e.verdict for e in row] for row in rows],
-        answers_PK=[[e.verdict.extracted or e.answer or None for e in row] for row in rows],
+        answers_PK=[[_vote(e) for e in row] for row in rows],
         stated_PK=_stated(context, batch) if consensus else None,
         labels_P=[task.labels(problem) for problem in batch.problems],
         measures_PK=[[task.measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
+        reward_range=task.reward_range,
     )
+
+
+def _vote(episode: Episode) -> str | None:
+    """The answer in a comparable form; None if the grader found none: a reply without an answer does not vote."""
+    verdict = episode.verdict
+    return None if verdict.kind == "unparsed" else verdict.extracted or episode.answer or None
 
 
 def evaluate(

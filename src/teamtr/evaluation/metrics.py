@@ -106,9 +106,7 @@ def share_interval(
     interval = bootstrap_interval(values, confidence, draws, rng=rng)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"shares lie in [0, 1], got {values.min()} to {values.max()}")
-    if values.min() < values.max():
-        return interval
-    return alike_interval(float(values[0]), values.size, confidence)
+    return alike_interval(float(values[0]), values.size, confidence) if are_alike(values) else interval
 
 
 def alike_interval(
@@ -125,6 +123,11 @@ def alike_interval(
     return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
 
 
+def are_alike(values_P: ArrayLike) -> bool:
+    """Whether all values are equal up to rounding: a third is another number as 1 - 2/3 than as 2/3 - 1/3."""
+    return float(np.ptp(np.asarray(values_P, dtype=np.float64))) < 1e-9
+
+
 def paired_difference(
     values_P: ArrayLike, other_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
 ) -> MeanInterval:
@@ -135,7 +138,7 @@ def paired_difference(
         raise ValueError(f"a paired difference is of the same problems, got {values.shape} and {others.shape}")
     apart_P = values - others
     interval = bootstrap_interval(apart_P, confidence, draws, rng=rng)
-    if apart_P.min() == apart_P.max():
+    if are_alike(apart_P):
         interval = alike_interval(float(apart_P[0]), len(apart_P), confidence, least=-1.0)
     return MeanInterval(float(apart_P.mean()), interval)
 
@@ -168,6 +171,7 @@ def summarise(
     draws: int = 2000,
     labels_P: Sequence[Mapping[str, str]] | None = None,
     measures_PK: Sequence[Sequence[Mapping[str, float]]] | None = None,
+    reward_range: float | None = 1.0,
 ) -> EvalReport:
     """All figures of one evaluation.
 
@@ -179,6 +183,8 @@ def summarise(
         ks: for pass@k and pass^k; by default 1, 2, 4, ... and K.
         labels_P: the labels of each problem; there is a table for each label name.
         measures_PK: other measures of each sample, from 0 to 1.
+        reward_range: largest minus smallest reward, None if unknown. Equal rewards get an interval only if it is at
+            most 1 and they lie in [0, 1].
     """
     samples = len(verdicts_PK[0]) if verdicts_PK else 0
     if not samples or any(len(row) != samples for row in (*verdicts_PK, *answers_PK)):
@@ -207,7 +213,7 @@ def summarise(
         majority_interval=interval(majority_P),
         consensus_on_correct=None if stated_PK is None else consensus_on_correct([e for row in stated_PK for e in row]),
         mean_reward=float(finite.mean()) if finite.size else math.nan,
-        reward_interval=_reward_interval(verdicts_PK, confidence, draws, rng),
+        reward_interval=_reward_interval(verdicts_PK, reward_range, confidence, draws, rng),
         rewards_non_finite=int(rewards.size - finite.size),
         verdicts=dict(Counter(verdict.kind for row in verdicts_PK for verdict in row)),
         success_P=tuple(correct_PK.mean(axis=1).tolist()),
@@ -251,14 +257,18 @@ def _without(counts_P: NDArray[np.int64], n: int, k: int) -> Floats:
 
 
 def _reward_interval(
-    verdicts_PK: Sequence[Sequence[Verdict]], confidence: float, draws: int, rng: np.random.Generator
+    verdicts_PK: Sequence[Sequence[Verdict]],
+    reward_range: float | None,
+    confidence: float,
+    draws: int,
+    rng: np.random.Generator,
 ) -> Interval:
     """The interval of the mean reward; problems without any finite reward are excluded."""
     rewards = [[v.reward for v in row if math.isfinite(v.reward)] for row in verdicts_PK]
     means_P = [float(np.mean(row)) for row in rewards if row]
     if not means_P:
         return Interval(math.nan, math.nan)
-    within = min(means_P) >= 0 and max(means_P) <= 1
+    within = reward_range is not None and reward_range <= 1 and min(means_P) >= 0 and max(means_P) <= 1
     return (share_interval if within else bootstrap_interval)(means_P, confidence, draws, rng=rng)
 
 

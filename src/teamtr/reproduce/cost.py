@@ -1,8 +1,9 @@
 """The estimated cost of a recipe before anything is trained: runs, rollouts, tokens and GPU hours.
 
-Tokens are an upper bound: every message is counted at its maximum length. Hours are extrapolated from one H200 with a
-model of 1.7 billion parameters (docs/performance.md), in proportion to parameters. Attention over long contexts, which
-grows faster, is left out, and so is the time for loading.
+Tokens are an upper bound: every message is counted at its maximum length, and a plan that decides when to sample as one
+that samples before every update. Groups that dynamic sampling replaces are not counted. Hours are extrapolated from one
+H200 with a model of 1.7 billion parameters (docs/performance.md), in proportion to parameters. Attention over long
+contexts, which grows faster, is left out, and so is the time for loading.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from teamtr.config import TeamFile
+from teamtr.presets import DynamicSampling
 from teamtr.reproduce.recipe import Recipe, Variant
 from teamtr.reproduce.scales import Setting
 from teamtr.reproduce.teams import cells_of
@@ -63,24 +65,26 @@ def estimate(recipe: Recipe, setting: Setting) -> Estimate:
 
 
 def _of_run(file: TeamFile) -> Estimate:
-    plan, agents = file.plan.plan(), file.team.agents
+    plan, agents, trained_agents = file.sized_plan(), file.team.agents, file.size().agents
     samples = file.eval.samples or 1
     lengths = [agent.max_tokens or file.team.max_tokens for agent in agents] * (file.team.rounds or 1)
-    samplings = 1 if plan.resample.every == 0 or plan.order.kind == "together" else len(agents) / plan.resample.every
-    rollouts = plan.stages * math.ceil(samplings) * plan.problems * plan.group_size
+    planned = replace(plan, dynamic_sampling=DynamicSampling()).batches(trained_agents)
+    samplings = trained_agents if planned is None else planned  # if it is decided during the run: before every update
+    rollouts = plan.stages * samplings * plan.problems * plan.group_size
     if file.diagnostics.every:  # probes also play the problems at the start of a stage and before each later update
-        rollouts += math.ceil(plan.stages / file.diagnostics.every) * len(agents) * plan.problems * plan.group_size
+        rollouts += math.ceil(plan.stages / file.diagnostics.every) * trained_agents * plan.problems * plan.group_size
     looks = 0 if file.eval.every == 0 else 1 + math.ceil(plan.stages / file.eval.every)
     evaluated = looks * (file.eval.problems or TINY_PROBLEMS) * samples
     tokens = (rollouts + evaluated) * sum(lengths)
-    context = sum(PROMPT_TOKENS + sum(lengths[: k + 1]) for k in range(len(lengths)))
+    learning = [k for k in range(len(lengths)) if not agents[k % len(agents)].frozen]
+    context = sum(PROMPT_TOKENS + sum(lengths[: k + 1]) for k in learning)
     trained = plan.stages * plan.problems * plan.group_size * context * file.learner.epochs
     billions = [_billions(agent.model or file.team.model or "") for agent in agents]
     hours = None
     if None not in billions:
         size = sum(b for b in billions if b is not None) / len(billions) / MEASURED_BILLIONS
         hours = size * (tokens / SAMPLED_PER_SECOND + trained / TRAINED_PER_SECOND) / 3600.0
-    return Estimate(1, plan.stages * len(agents), rollouts, evaluated, tokens, hours)
+    return Estimate(1, plan.stages * trained_agents, rollouts, evaluated, tokens, hours)
 
 
 def _of_method(file: TeamFile) -> Estimate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,14 @@ def collect(
     read = read_runs([cell.folder for cell in trained]) if trained else []
     runs: dict[str, list[Run]] = {variant.name: [] for variant in recipe.variants}
     answers: dict[str, list[Any]] = {variant.name: [] for variant in recipe.variants}
+    shares: dict[str, dict[int, problems.Shares]] = {name: {} for name in names}
     for cell, run in zip(trained, read, strict=True):
         runs[cell.variant].append(run)
+        shares[cell.variant][cell.seed] = problems.at_the_end(run)
     for cell in done:
         if cell.method is not None:
             answers[cell.variant].append(json.loads(cell.answers.read_text()))
-    shares = {
-        name: [problems.of_answers(one) for one in answers[name]] or [problems.at_the_end(run) for run in runs[name]]
-        for name in names
-    }
+            shares[cell.variant][cell.seed] = problems.of_answers(answers[cell.variant][-1])
     against = next((line.variant for line in recipe.lines if line.name == recipe.reference), None)
     columns = [*recipe.columns]
     if against is not None:
@@ -54,10 +53,10 @@ def collect(
     def value(line: Line, column: str) -> Value | None:
         own = shares[line.variant]
         if column not in line.measures:
-            others = shares[against] if against not in (None, line.variant) else []
-            return points_above(problems.difference(own, others), len(own))
-        numbers = [ANSWERED[column](one) for one in answers[line.variant] if column in ANSWERED]
-        sure = problems.interval(own) if column == ACCURACY else None
+            return _points_above(own, shares[against] if against not in (None, line.variant) else {})
+        told = [ANSWERED[column](one) for one in answers[line.variant]] if column in ANSWERED else []
+        numbers = [number for number in told if number is not None]
+        sure = problems.interval([*own.values()]) if column == ACCURACY else None
         return value_of(numbers or over_seeds(runs[line.variant], line.measures[column]), sure)
 
     lines = tuple(
@@ -80,3 +79,11 @@ def collect(
         figures=figures,
         versions=environment(),
     )
+
+
+def _points_above(own: Mapping[int, problems.Shares], others: Mapping[int, problems.Shares]) -> Value | None:
+    """Over all seeds of both lines, which may differ in number, if all hold out the same problems; otherwise, as in
+    games, over the seeds that both have."""
+    if problems.are_of_the_same_problems([*own.values(), *others.values()]):
+        return points_above(problems.difference([*own.values()], [*others.values()]), len(own))
+    return points_above(problems.difference_by_seed(own, others), problems.paired_seeds(own, others))

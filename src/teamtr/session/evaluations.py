@@ -177,7 +177,7 @@ class Evaluation:
             "team": self.session.team_file.without_places().team.model_dump(mode="json"),
             "split": self.split,
             "samples": self.samples,
-            "temperature": self.temperature,
+            "temperature": self._warmth,
             "seed": self.seed,
             "episodes_per_chunk": EPISODES_PER_CHUNK,
             **({} if self.is_of_team else by_method),
@@ -187,6 +187,12 @@ class Evaluation:
                 else {"tools": self.session.team_file.without_places().tools.model_dump(mode="json")}
             ),
         }
+
+    @property
+    def _warmth(self) -> float | None:
+        """The temperature of sampling; None for 1.0 unless the evaluation itself sets it."""
+        trained_at = self.session.team_file.sampling.temperature
+        return trained_at if self.temperature is None and trained_at != 1.0 else self.temperature
 
     @property
     def seed(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from teamtr.evaluation.best import are_comparable
 from teamtr.records import (
     AnyRecord,
     EvalRecord,
@@ -38,7 +39,10 @@ class History:
         self.success: list[float] = []
         """Success of every evaluation, in order."""
         self.held_out: list[HeldOut] = []
-        """Evaluations of this run's checkpoints, in order. Those before a swap belong to another run."""
+        """Evaluations of this run's checkpoints on the newest problems, in order. Those before a swap belong to another
+        run."""
+        self._asked: tuple[str, ...] = ()
+        self._since = 0  # the stage of the first evaluation that counts
         self._newest: list[UpdateRecord] = []
         self._earlier: dict[str, UpdateReport] = {}
         for record in records:
@@ -74,7 +78,7 @@ class History:
         """Add evaluations that a commit holds and the log may have lost: the best checkpoint must not depend on
         that."""
         known = {found.stage for found in self.held_out}
-        lost = [found for found in evaluated if found.stage not in known]
+        lost = [found for found in evaluated if found.stage not in known and found.stage >= self._since]
         self.held_out = sorted([*lost, *self.held_out], key=lambda found: (found.updates, found.stage))
         self.evaluated |= {found.stage for found in lost}
 
@@ -91,6 +95,10 @@ class History:
             case EvalRecord():
                 self.evaluated.add(record.stage)
                 self.success.append(record.report.avg_at_k)
+                asked = record.report.problem_ids
+                if not are_comparable(asked, self._asked):
+                    self.held_out, self._since = [], record.stage
+                self._asked = asked
                 self.held_out.append(HeldOut(record.updates, record.stage, record.report.avg_at_k))
             case SwapRecord():
                 self.held_out = []

@@ -350,7 +350,7 @@ class _Swap:
         lines = b"".join(sealed(encode(r, "record")) + b"\n" for r in [*past, encode_record(record)])
         write_atomic(self.target.path / "log.jsonl", lines)
         for part in sorted(self.spent):
-            self.account.sampled(self.spent[part])
+            self.account.probed(self.spent[part])  # no update learns from them
         learners = {name: self.new.engine.learner(name) for name in self.new.team.names}
         state = RunState(
             Position(number=number, stage=self.next_stage),

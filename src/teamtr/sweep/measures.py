@@ -14,20 +14,20 @@ Measure = Callable[[Run], float | None]
 
 FLIPS = "near_flip_rate"
 ACCURACY, TOKENS, SECONDS = "accuracy, %", "tokens per answer", "seconds per answer"
-ANSWERED: dict[str, Callable[[Mapping[str, Any]], float]] = {
+ANSWERED: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     ACCURACY: lambda answers: 100.0 * float(answers["avg_at_k"]),
     TOKENS: lambda answers: float(answers["tokens_per_answer"]),
-    SECONDS: lambda answers: float(answers["seconds_per_answer"] or 0.0),
+    SECONDS: lambda answers: None if (found := answers["seconds_per_answer"]) is None else float(found),
 }
-"""Columns of teams that are not trained, from the recorded results of a method."""
+"""Columns of teams that are not trained, from the recorded results of a method; None if it did not record it."""
 
 
 def success(run: Run) -> float | None:
     """Held-out success at the end, in percent; without evaluations, the exact success if the task has it."""
     if run.data["evals"]:
         return 100.0 * float(run.data["evals"][-1]["success"])
-    exact = [row["exact_success"] for row in run.updates if row["exact_success"]]
-    return 100.0 * float(exact[-1][1]) if exact else None
+    exact = [row["exact_success"] for row in run.updates if row["exact_success"] is not None]
+    return 100.0 * float(exact[-1]) if exact else None
 
 
 def success_before(run: Run) -> float | None:
@@ -58,8 +58,8 @@ def millions_sampled(run: Run) -> float | None:
 
 
 def seconds_to_train(run: Run) -> float | None:
-    """Wall-clock seconds from the first record to the last, without evaluations, affected by whatever else ran at the
-    same time."""
+    """Wall-clock seconds of the training commands, from the first record of each to its last, without evaluations;
+    affected by whatever else ran at the same time."""
     total = run.data["run"]["seconds"]
     return None if total is None else float(total) - float(run.data["cost"]["eval_seconds"] or 0.0)
 
@@ -127,18 +127,24 @@ def kept(run: Run) -> float | None:
 
 def outside(run: Run) -> float | None:
     """Share of the kept updates whose exact KL exceeds the radius, in percent."""
-    kept = [row for row in run.kept if row["kl_full"] is not None and row["radius"] is not None]
-    return 100.0 * float(np.mean([row["kl_full"] > row["radius"] for row in kept])) if kept else None
+    pairs = [(kl, row["radius"]) for row in run.kept if (kl := _kl(row)) is not None and row["radius"] is not None]
+    return 100.0 * float(np.mean([kl > radius for kl, radius in pairs])) if pairs else None
 
 
 def kl_quantile(share: float) -> Measure:
     """A quantile of the KL of kept updates, in radii."""
 
     def measure(run: Run) -> float | None:
-        kept = [row["kl_full"] / row["radius"] for row in run.kept if row["kl_full"] is not None and row["radius"]]
+        kept = [kl / row["radius"] for row in run.kept if (kl := _kl(row)) is not None and row["radius"]]
         return float(np.quantile(kept, share)) if kept else None
 
     return measure
+
+
+def _kl(row: Mapping[str, Any]) -> float | None:
+    """The exact KL of an update; its upper bound if the radius is per token, since only the bound is in that unit."""
+    value: float | None = row["kl_upper"] if row.get("unit") == "token" else row["kl_full"]
+    return value
 
 
 def regressions(run: Run) -> float | None:

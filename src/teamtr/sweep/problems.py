@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from teamtr.analysis.figures import Run
 from teamtr.analysis.report.compare import success_by_problem
-from teamtr.evaluation.metrics import alike_interval, paired_difference, share_interval
+from teamtr.evaluation.metrics import alike_interval, are_alike, paired_difference, share_interval
 from teamtr.randomness import generator
 from teamtr.reports import Interval, MeanInterval
 
@@ -49,24 +49,38 @@ def difference(seeds: Sequence[Shares], others: Sequence[Shares]) -> MeanInterva
 def difference_by_seed(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> MeanInterval | None:
     """The mean difference, the first minus the others, paired by seed and problem: seeds may hold out different
     problems."""
+    apart = _apart(own, others)
+    if not apart:
+        return None
+    return MeanInterval(float(np.mean([np.mean([*seed.values()]) for seed in apart])), _clustered(apart, least=-1.0))
+
+
+def paired_seeds(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> int:
+    """The number of seeds in ``difference_by_seed``: those that both have."""
+    return len(_apart(own, others))
+
+
+def are_of_the_same_problems(seeds: Iterable[Shares]) -> bool:
+    return len({frozenset(seed) for seed in seeds}) == 1
+
+
+def _apart(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> list[Shares]:
+    """The differences by problem, of each seed of which both have problems."""
     apart = [
         {problem: value - others[seed][problem] for problem, value in shares.items() if problem in others[seed]}
         for seed, shares in own.items()
         if seed in others
     ]
-    apart = [seed for seed in apart if seed]
-    if not apart:
-        return None
-    return MeanInterval(float(np.mean([np.mean([*seed.values()]) for seed in apart])), _clustered(apart, least=-1.0))
+    return [seed for seed in apart if seed]
 
 
 def _clustered(seeds: Sequence[Shares], *, least: float) -> Interval:
     """A bootstrap interval of the mean over seeds of each seed's mean. Problems are resampled, and one that several
     seeds share is drawn for all of them together. Values lie between ``least`` and 1."""
     problems = sorted(set().union(*seeds))
-    values = {value for seed in seeds for value in seed.values()}
-    if len(values) == 1:
-        return alike_interval(values.pop(), len(problems), least=least)
+    values = [value for seed in seeds for value in seed.values()]
+    if are_alike(values):
+        return alike_interval(values[0], len(problems), least=least)
     value_SP = np.array([[seed.get(problem, 0.0) for problem in problems] for seed in seeds])
     there_SP = np.array([[problem in seed for problem in problems] for seed in seeds], dtype=np.float64)
     times_DP = _rng().multinomial(len(problems), np.full(len(problems), 1 / len(problems)), size=DRAWS)

@@ -94,7 +94,7 @@ def _line(name: str, own: Mapping[int, Run], against: Mapping[int, Run], columns
 
     def value(column: str) -> Value | None:
         if column not in COLUMNS:
-            return points_above(problems.difference_by_seed(shares, others), len(shares))
+            return points_above(problems.difference_by_seed(shares, others), problems.paired_seeds(shares, others))
         sure = problems.interval([*shares.values()]) if column == of.ACCURACY else None
         return value_of(of.over_seeds([*own.values()], COLUMNS[column]), sure)
 

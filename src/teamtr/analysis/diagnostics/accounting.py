@@ -37,8 +37,7 @@ def sampled_by_update(updates: Sequence[Record]) -> list[int]:
     numbers = [whole(update, "update") for update in updates]
     increments = [max(now - before, 0) for before, now in zip([0, *totals], totals, strict=False)]
     follows = [
-        before is None or now is None or now == before + 1
-        for before, now in zip([None, *numbers], numbers, strict=False)
+        before is None or now is None or now == before + 1 for before, now in zip([0, *numbers], numbers, strict=False)
     ]
     return [tokens if adjacent else 0 for tokens, adjacent in zip(increments, follows, strict=True)]
 

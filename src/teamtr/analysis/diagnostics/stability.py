@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,18 +40,36 @@ def stability(updates: Sequence[Record], evals: Sequence[Record]) -> Stability:
         if _asked(before) == _asked(after) and whole(after, "stage") != whole(before, "stage")
     ]
     improvements = tuple((number(b, "avg_at_k") or 0.0) - (number(a, "avg_at_k") or 0.0) for a, b in pairs)
-    variances = [_variance(a) + _variance(b) for a, b in pairs]
+    noise = _noise(pairs)
     kept = {whole(update, "update") for update in updates if accepted(update)}
     judged = [gain for update, gain in gains(updates).items() if update in kept]
     return Stability(
         stages=tuple(whole(after, "stage") or 0 for _, after in pairs),
         improvements=improvements,
         deviation=float(np.std(improvements, ddof=1)) if len(improvements) > 1 else None,
-        noise=float(np.sqrt(np.mean(variances))) if pairs and np.isfinite(variances).all() else None,
+        noise=None if noise is None or not np.isfinite(noise) else float(np.sqrt(noise)),
         worst=min(improvements) if improvements else None,
         judged=len(judged),
         regressing=sum(gain.upper < -1e-9 for gain in judged),
     )
+
+
+def _noise(pairs: Sequence[tuple[Record, Record]]) -> float | None:
+    """The mean square deviation of improvements that sampling alone would show; None without improvements.
+
+    Each evaluation ends one improvement and begins the next, so these vary against each other. Their mean varies by the
+    first and the last evaluation only, and their spread around it is larger than that of independent ones.
+    """
+    if not pairs:
+        return None
+    variance = {id(record): _variance(record) for pair in pairs for record in pair}
+    each = sum(variance[id(before)] + variance[id(after)] for before, after in pairs)
+    if len(pairs) == 1:
+        return each
+    counted = Counter(id(after) for _, after in pairs)
+    counted.subtract(Counter(id(before) for before, _ in pairs))
+    total = sum(times**2 * variance[record] for record, times in counted.items())
+    return (each - total / len(pairs)) / (len(pairs) - 1)
 
 
 def _asked(record: Record) -> tuple[str, ...]:

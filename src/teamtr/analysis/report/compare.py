@@ -8,7 +8,7 @@ note explains why no difference is given.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from teamtr.analysis.report.reading import Reading, read_run
 from teamtr.analysis.report.summary import eval_rows, run_facts, update_rows
 from teamtr.errors import UserError
 from teamtr.evaluation.metrics import paired_difference
+from teamtr.presets import Order
 from teamtr.randomness import generator
-from teamtr.records import Record, number
+from teamtr.records import Record, number, of_kind
 from teamtr.reports import was_kept
 from teamtr.text import counted, visible
 
@@ -63,8 +64,8 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
     differences = [found for found in compared if isinstance(found, Difference)]
     refused = [found for found in compared if isinstance(found, Unpaired)]
     finals: dict[str, list[float]] = {}
-    for run in runs:
-        if run["final"] is not None and all(alike):
+    for run, reading in zip(runs, readings, strict=True):
+        if run["final"] is not None and all(alike) and differ_in_order_alone(readings[0], reading):
             finals.setdefault(run["order"], []).append(run["final"]["success"])
     notes = [f"{label}: {note}" for label, r in zip(names, readings, strict=True) for note in r.notes]
     notes += [
@@ -94,6 +95,23 @@ def tasks_differ(first: Reading, other: Reading) -> bool:
     if _sources(first) == _sources(other):
         return False
     return not isinstance(difference(first, other, 1), Difference)
+
+
+def differ_in_order_alone(first: Reading, other: Reading) -> bool:
+    """Whether runs differ in their seed, names and the order of updates at most, so that what lies between their
+    results is due to the order or chance. False if a team file cannot be read."""
+    settings = [_but_order(reading) for reading in (first, other)]
+    return None not in settings and settings[0] == settings[1]
+
+
+def _but_order(reading: Reading) -> object | None:
+    if reading.team_file is None:
+        return None
+    swaps = [(swap.get("mode"), swap.get("agent")) for swap in of_kind(reading.records, "swap")]
+    own = {"seed", "seeds", "name", "trackers", "plan"}
+    sizes = reading.team_file.plan.stages, reading.team_file.plan.problems
+    plan = replace(reading.team_file.sized_plan(), order=Order("fixed"))
+    return reading.team_file.model_dump(exclude=own), sizes, plan, swaps
 
 
 def _task_name(reading: Reading) -> str:

@@ -61,8 +61,9 @@ class LogTail:
     ``torn_bytes`` counts its bytes, and it is read again later.
 
     A large log is thinned: if the lines of updates and evaluations exceed ``HELD_BYTES``, only those of every second
-    stage are kept, then of every fourth, and so on; ``every`` is that factor. The update before each kept stage, and
-    the newest update and evaluation, are kept as well. Records of other kinds are all kept.
+    stage are kept, then of every fourth, and so on; ``every`` is that factor. The update before each kept stage, the
+    last update of each training command, and the newest update and evaluation, are kept as well. Records of other
+    kinds are all kept.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +159,8 @@ class LogTail:
 
 
 def _thinned(entries: list[_Entry], every: int) -> list[_Entry]:
-    """The entries of every ``every``-th stage, with the update before each, and the newest update and evaluation."""
+    """The entries of every ``every``-th stage, with the update before each, the last update of each training command,
+    and the newest update and evaluation."""
     if every == 1:
         return entries
     kept: list[_Entry] = []
@@ -173,6 +175,8 @@ def _thinned(entries: list[_Entry], every: int) -> list[_Entry]:
             wanted = {"update"}
         elif kind == "update":
             wanted.discard("update")
+        elif kind in ("start", "resume"):
+            wanted.add("update")
         kept.append(entry)
     return kept[::-1]
 

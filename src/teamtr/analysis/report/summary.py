@@ -10,7 +10,7 @@ from teamtr.analysis.diagnostics.order import order_of
 from teamtr.analysis.diagnostics.tracking import gains, stale_updates
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import computed, sections
-from teamtr.evaluation.best import best_of, out_of_patience
+from teamtr.evaluation.best import are_comparable, best_of, out_of_patience
 from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, updates_before, whole
 from teamtr.reports import HeldOut, was_skipped
 
@@ -75,7 +75,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
     seen = dict.fromkeys(str(u.get("agent")) for u in updates)
     names = [str(name) for name in (logged if isinstance(logged, list | tuple) and logged else seen)]
     ended = {str(r.get("kind")) for r in reading.records[-1:]} & {"finished", "stopped"}
-    stages, done = whole(last, "stages"), len(of_kind(reading.records, "stage"))
+    stages, done = whole(last, "stages"), stages_done(reading.records)
     held_out = evaluated_checkpoints(reading.records)
     early = _stopped_early(reading, held_out) and (stages is None or done < stages)
     finished = "finished" in ended or early or (stages is not None and done >= stages)
@@ -95,7 +95,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "gated": None if plan is None else plan.region.gate,
         "order": order_of(updates),
         "started": times[0] if times else None,
-        "seconds": times[-1] - times[0] if times else None,
+        "seconds": seconds_at_work(reading.records),
         "resumed": len(of_kind(reading.records, "resume")),
         "floors": dict(mapping(first, "floors")),
         "first_seconds": dict(mapping(first, "seconds")),
@@ -105,16 +105,49 @@ def run_facts(reading: Reading) -> dict[str, Any]:
     }
 
 
+def stages_done(records: Sequence[Record]) -> int:
+    """The number of stages that are over, from the last one that is. A stage that was left by a swap has no record."""
+    closed = of_kind(records, "stage")
+    numbers = [number for record in closed if (number := whole(record, "stage")) is not None]
+    return max([len(closed), *(number + 1 for number in numbers)])
+
+
+def seconds_at_work(records: Sequence[Record]) -> float | None:
+    """Wall-clock seconds of all training commands of a run, each from its first record to its last update or
+    evaluation, without the pauses between them; None if no record has a time."""
+    sessions: list[list[float]] = []
+    for record in records:
+        kind, now = record.get("kind"), number(record, "time")
+        if kind == "eval" and sessions:  # its record has no time; that of a later update includes it
+            sessions[-1][-1] += number(record, "seconds") or 0.0
+        elif now is not None and (kind in ("start", "resume") or (kind == "update" and not sessions)):
+            sessions.append([now, now])
+        elif now is not None and kind == "update":
+            sessions[-1][-1] = now
+    return sum(max(end - begun, 0.0) for begun, end in sessions) if sessions else None
+
+
 def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
-    """The evaluations of this run, in order; those before a swap belong to another run."""
+    """The evaluations of this run on the newest problems, in order; those before a swap belong to another run."""
     found: list[HeldOut] = []
+    before: list[str] = []
     for record in records:
         if record.get("kind") == "swap":
             found = []
         success, stage = number(record, "avg_at_k"), whole(record, "stage")
         if record.get("kind") == "eval" and success is not None and stage is not None:
+            asked = _asked(record)
+            if not are_comparable(asked, before):
+                found = []
+            before = asked
             found.append(HeldOut(updates_before(record), stage, success))
     return found
+
+
+def _asked(record: Record) -> list[str]:
+    """The names of the problems of an evaluation; empty if its record does not have them."""
+    ids = record.get("problem_ids")
+    return [str(name) for name in ids] if isinstance(ids, list | tuple) else []
 
 
 def _stopped_early(reading: Reading, held_out: Sequence[HeldOut]) -> bool:
@@ -134,13 +167,18 @@ def _state(is_finished: bool, is_stopped: bool, is_in_use: bool) -> str:
 
 
 def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Evaluations, with the tokens sampled for training up to each."""
-    rows, tokens = [], 0
+    """Evaluations, with the tokens sampled for training up to each. ``problem_set`` is the same number for evaluations
+    on the same problems, one after the other."""
+    rows: list[dict[str, Any]] = []
+    tokens, problem_set, before = 0, 0, list[str]()
     for record in records:
         if record.get("kind") == "update":
             tokens = whole(record, "sampled_tokens_total") or tokens
         if record.get("kind") != "eval" or number(record, "avg_at_k") is None:
             continue
+        asked = _asked(record)
+        problem_set += not are_comparable(asked, before)
+        before = asked
         interval = record.get("avg_interval")
         ends = [number({"x": x}, "x") for x in interval] if isinstance(interval, list | tuple) else []
         rows.append(
@@ -158,6 +196,7 @@ def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "samples": whole(record, "samples"),
                 "confidence": number(record, "confidence"),
                 "verdicts": dict(mapping(record, "verdicts")),
+                "problem_set": problem_set,
             }
         )
     return rows

@@ -41,7 +41,15 @@ def show(data: Data) -> list[Part]:
     stale = sum(u["stale"] for u in held)
     issued = [u for u in data["updates"] if not u["stale"]]
     parts: list[Part] = []
-    if stale:
+    if held and not any(u["bounds"] for u in data["updates"]):
+        parts += [
+            Facts((Toned(f"none of {len(held)} kept updates has a certificate", "bad"),)),
+            Text(
+                "A certificate needs a task whose range of rewards is known, and a batch that was written by the team "
+                "that the update changed."
+            ),
+        ]
+    elif stale:
         told = f"{stale} of {len(held)} kept updates without a certificate: batch was stale"
         parts += [
             Facts((Toned(told, "bad"),)),

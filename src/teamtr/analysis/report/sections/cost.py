@@ -67,12 +67,13 @@ def _lost(run: Reading) -> list[dict[str, Any]]:
 
 
 def _budget(run: Reading, last: Record) -> dict[str, Any] | None:
-    """The budget spent and the budget that the run was matched to; None if nothing was matched.
+    """The budget spent and the budget that the run was matched to; None if nothing was matched, or an agent was
+    replaced since, which ends the match.
 
     The tokens of the reference team are not known: its messages are assumed to be as long as this run's on average.
     """
-    begun = [found for record in run.records if (found := mapping(record, "budget"))]
-    if not begun:
+    begun = [mapping(record, "budget") for record in run.records if record.get("kind") in ("start", "resume", "swap")]
+    if not begun or not begun[-1]:
         return None
     planned, reference = mapping(begun[-1], "planned"), mapping(begun[-1], "reference")
     spent = {"rollouts": whole(last, "episodes_total") or 0, "updates": whole(last, "update") or 0}

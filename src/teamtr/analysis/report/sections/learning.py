@@ -27,14 +27,16 @@ def compute(run: Reading) -> Data:
 def answer(data: Data) -> Answer:
     question, evals = "Does it improve?", data["evals"]
     if len(evals) >= 2:
-        first, last = evals[0], evals[-1]
+        first, last = _ends(evals)
         gained = 100 * (last["success"] - first["success"])
-        sure = None not in (first["high"], last["low"]) and last["low"] > first["high"]
-        worse = None not in (first["low"], last["high"]) and last["high"] < first["low"]
+        same = first["problem_set"] == last["problem_set"]
+        sure = same and None not in (first["high"], last["low"]) and last["low"] > first["high"]
+        worse = same and None not in (first["low"], last["high"]) and last["high"] < first["low"]
         verdict = "" if sure or worse else " The intervals overlap: more held-out problems would tell."
+        verdict = verdict if same else " They asked different problems, which may be harder or easier."
         text = (
             f"Held-out success went from {percent(first['success'])}{_range(first)} to {percent(last['success'])}"
-            f"{_range(last)} in {counted(last['stage'], 'stage')}.{verdict}"
+            f"{_range(last)} in {counted((last['stage'] or 0) - (first['stage'] or 0), 'stage')}.{verdict}"
         )
         text += _best(data["run"], last)
         return Answer(question, "good" if sure else "bad" if worse else "plain", f"{gained:+.0f} points", text)
@@ -43,6 +45,12 @@ def answer(data: Data) -> Answer:
         text = f"The reward of training batches went from {rewards[0]:.3f} to {rewards[-1]:.3f}; "
         return Answer(question, "plain", f"{rewards[-1] - rewards[0]:+.3f} reward", text + "evaluations are missing.")
     return Answer(question, "plain", "not known", "There are too few evaluations and updates to tell.")
+
+
+def _ends(evals: Sequence[Data]) -> tuple[Data, Data]:
+    """The first and the last evaluation on the same problems; the first of all if no other asked those of the last."""
+    same = [e for e in evals if e["problem_set"] == evals[-1]["problem_set"]]
+    return (same if len(same) > 1 else evals)[0], evals[-1]
 
 
 def _best(run: Data, last: Data) -> str:
@@ -113,7 +121,7 @@ def _success(evals: Sequence[Data], updates: Sequence[Data]) -> Chart:
 
 
 def _first_and_last(evals: Sequence[Data], stable: Data) -> Table:
-    first, last = evals[0], evals[-1]
+    first, last = _ends(evals)
     passed = [k for k in last["pass_at_k"] if k != "1"]
     noise = f", where sampling alone would show {num(stable['noise'])}" if finite(stable["noise"]) else ""
     return Table(
