@@ -1,7 +1,8 @@
 """The exact success of a blind role division, from the agents' probabilities instead of samples.
 
 In a blind round the messages are independent given the problem. With v_j the probability that agent j says "1" and s_j
-that it says "0", exactly one agent volunteers with probability sum_j v_j prod_{k != j} s_k.
+that it says "0", exactly one agent volunteers with probability sum_j v_j prod_{k != j} s_k. A word with spaces around
+it counts in grading and not here, so that the figure is slightly too low while agents still say such messages.
 """
 
 from __future__ import annotations
