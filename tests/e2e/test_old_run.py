@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from teamtr.analysis.report import read_run
 from teamtr.analysis.report.summary import summarise
 from teamtr.cli import app
-from teamtr.config import ConfigError, loads, loads_stored, recipe_text
+from teamtr.config import ConfigError, changed, loads, loads_stored, recipe_text
 from teamtr.records import LOG_VERSION, NewerLog
 from teamtr.session import train as run
 from teamtr.session.export import export
@@ -151,3 +151,24 @@ def test_names_of_earlier_versions_in_a_stored_team_file_mean_what_they_did(old:
     assert stored == loads(f"{text}  preset: teamtr\n", "now", [new])
     with pytest.raises(ConfigError, match="normali"):
         loads(f"{text}{old}\n", "written")
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        "{allocate: gain, adapt_radius: true}",
+        "{allocate: gain, dynamic_sampling: true}",
+        "{preset: auto, order: together}",
+        "{preset: partial, min_effective_share: 0}",
+    ],
+)
+def test_settings_that_change_nothing_are_refused_in_a_new_file_and_read_in_an_older_run_s(
+    tmp_path: Path, idle
+) -> None:
+    text = f"name: old\ntask: {{name: sums}}\nteam: {{model: tiny, agents: [{{name: a}}, {{name: b}}]}}\nplan: {idle}\n"
+    with pytest.raises(ConfigError):
+        loads(text, "new")
+    stored = loads_stored(text, "stored", tmp_path)
+    assert changed(stored, ["device=cpu"], "stored").device == "cpu", "its models may have moved"
+    with pytest.raises(ConfigError, match="stages"):
+        loads_stored(text.replace("{name: a}", "{name: a, stages: 3}"), "stored", tmp_path)

@@ -148,7 +148,7 @@ class PlanConfig(Section):
                 f"plan.allocate: {self.allocate} goes by certificates, and dynamic sampling, which chooses groups by "
                 "their rewards, leaves none; use plan.allocate: equal, or set plan.dynamic_sampling: false"
             )
-            yield Refusal(("plan", "allocate"), message)
+            yield Refusal(("plan", "allocate"), message, idle=True)
         elif self.allocate not in (None, "equal") and self.plan().credit not in ("team", "crossed"):
             message = (
                 f"plan.allocate: {self.allocate} compares what agents gain for the team, and with plan.credit: "
@@ -161,7 +161,8 @@ class PlanConfig(Section):
                 f"plan.adapt_radius changes nothing with plan.allocate: {radii.allocation}, which sets every radius "
                 "anew at each stage; leave one of them out"
             )
-            yield Refusal(("plan", "adapt_radius" if self.adapt_radius else "allocate"), message, at_key=True)
+            name = "adapt_radius" if self.adapt_radius else "allocate"
+            yield Refusal(("plan", name), message, at_key=True, idle=True)
         if self.match == "off" and (self.match_agents or self.match_turns):
             name = "match_agents" if self.match_agents else "match_turns"
             message = f"plan.{name} needs plan.match: rollouts, tokens or updates"
@@ -216,7 +217,7 @@ class PlanConfig(Section):
                 "plan.sampling_cost, which say how much is enough"
             )
             name = "resample_partially" if self.resample_partially else "min_effective_share"
-            yield Refusal(("plan", name), message, at_key=True)
+            yield Refusal(("plan", name), message, at_key=True, idle=True)
         within_stage = resample.min_effective_share > 0.0 and not resample.across_stages
         decides = within_stage or resample.partial or resample.sampling_cost is not None
         if decides and self.plan().order.kind == "together":
@@ -224,7 +225,7 @@ class PlanConfig(Section):
                 "plan.order: together updates all agents from the batch that the stage begins with, whatever it is "
                 "worth by then; min_effective_share, sampling_cost and resample_partially need another order"
             )
-            yield Refusal(("plan", "order"), message)
+            yield Refusal(("plan", "order"), message, idle=True)
         if resample.partial and resample.across_stages:
             message = (
                 "plan.reuse_across_stages and plan.resample_partially exclude each other: what is kept of a message is "

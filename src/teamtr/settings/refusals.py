@@ -27,6 +27,7 @@ class Refusal:
     message: str
     rests_on: tuple[KeyPath, ...] = ()
     at_key: bool = False  # the key is wrong, not its value
+    idle: bool = False  # the setting changes nothing: the stored file of an earlier version's run may have it
     meant: KeyPath | None = None  # for an unknown key: the valid key of the same section that was probably meant
 
 
