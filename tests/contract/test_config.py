@@ -23,9 +23,12 @@ from teamtr.config import (
     SchemaKey,
     TeamConfig,
     TeamFile,
+    changed,
+    changed_for_evaluation,
     dump,
     load_team_file,
     loads,
+    loads_stored,
     recipe_text,
     recipes,
     schema_keys,
@@ -271,8 +274,8 @@ def check_marked(marked: str, message: str) -> None:
         ),
         (
             "sampling: {vllm: {«python»: py}}",
-            "sampling.vllm.python is for sampling.engine: vllm, and it is auto: set sampling.engine: vllm, or leave "
-            "sampling.vllm out",
+            "sampling.vllm.python is for sampling.engine: vllm, and auto never chooses it: set sampling.engine: vllm, "
+            "or leave sampling.vllm out",
         ),
         (
             "cluster: {«address»: auto}",
@@ -325,7 +328,8 @@ def test_one_mistake(appended: str, message: str) -> None:
         # auto is paged on another machine
         "sampling: {precision: fp16, compiled: true, adapters: by_row, memory_gb: 4}",
         "sampling: {engine: plain, precision: auto, compiled: false, adapters: merged, vllm: {}}",
-        "sampling: {engine: plain, vllm: {urls: [], arguments: [], start_s: 900, patience_s: 600}}",
+        "sampling: {engine: auto, vllm: {urls: [], arguments: [], start_s: 900, patience_s: 600}}",
+        "sampling: {engine: paged, vllm: {python: py}}",
         "sampling: {engine: vllm, precision: fp16, memory_gb: 4, vllm: {python: py, start_s: 9, cards: '1'}}",
         "cluster: {max_restarts: 1}",  # of vLLM servers, too
         "tools: {mcp: [{name: m, command: c}], seconds: 9}",
@@ -335,6 +339,18 @@ def test_one_mistake(appended: str, message: str) -> None:
 def test_keys_that_may_have_an_effect_are_accepted(appended: str) -> None:
     text = BASE.replace("model: tiny", "model: o/m") + appended
     assert loads(dump(loads(text))) == loads(text)
+
+
+def test_a_stored_team_file_may_hold_keys_without_effect() -> None:
+    """Nobody can take them out of a run that an earlier version began; what is wrong stays wrong."""
+    idle = "learner: {value_learning_rate: 0.1}\nsampling: {engine: plain, precision: fp16}\n"
+    assert len(heads(BASE + idle)) == 2
+    stored = loads_stored(BASE + idle, "team.yaml", Path("run"))
+    assert stored.learner.value_learning_rate == 0.1
+    assert changed(stored, ["plan.stages=3"], "team.yaml").sampling.precision == "fp16"
+    assert changed_for_evaluation(stored, ["device=cpu"], "team.yaml").sampling.precision == "fp16"
+    with pytest.raises(ConfigError, match=r"learner\.cross_fit changes what the gate is judged on"):
+        loads_stored(BASE + "plan: {preset: grpo}\nlearner: {cross_fit: true}\n", "team.yaml", Path("run"))
 
 
 @pytest.mark.parametrize(

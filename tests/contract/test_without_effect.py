@@ -25,7 +25,7 @@ plan: {{stages: 1, problems: 4, group_size: 2}}
 
 
 @pytest.fixture(scope="module")
-def team(tmp_path_factory) -> str:
+def team(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("idle") / "rows.jsonl"
     rows = [{"question": f"1+{k}?", "answer": str(k + 1)} for k in range(24)]
     file.write_text("\n".join(map(json.dumps, rows)))

@@ -39,8 +39,12 @@ def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
     return loads(text, name, overrides).anchored(Path(path).parent)
 
 
-def loads(text: str, name: str = "<string>", overrides: Sequence[str] = ()) -> TeamFile:
-    """Read a team file from text; errors refer to it as ``name``. Paths are returned unchanged."""
+def loads(text: str, name: str = "<string>", overrides: Sequence[str] = (), *, stored: bool = False) -> TeamFile:
+    """Read a team file from text; errors refer to it as ``name``. Paths are returned unchanged.
+
+    ``stored``: it is what ``dump`` wrote of a run, perhaps by an earlier version. Keys that have no effect are then not
+    refused, since nobody can take them out of a run.
+    """
     document = read(text)
     if document.data is None:
         if document.mistakes:
@@ -51,7 +55,7 @@ def loads(text: str, name: str = "<string>", overrides: Sequence[str] = ()) -> T
         raise ConfigError(name, text, [mistake])
     unread = {mistake.place for mistake in document.mistakes}
     applied = [apply_override(document, override) for override in overrides]
-    team_file, found = validate(document)
+    team_file, found = validate(document, stored=stored)
     mistakes = [*document.mistakes, *filter(None, applied), *(each for each in found if each.place not in unread)]
     if team_file is None or mistakes:
         raise ConfigError(name, text, sorted(mistakes, key=lambda mistake: _turn(mistake, overrides)))
@@ -76,7 +80,7 @@ def dump(team_file: TeamFile) -> str:
 
 def changed(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
     """The team file of a run with these changes. Paths in the changes are relative to the current directory."""
-    return loads(dump(team_file), name, changes).anchored(Path.cwd())
+    return loads(dump(team_file), name, changes, stored=True).anchored(Path.cwd())
 
 
 def changed_for_evaluation(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
@@ -96,7 +100,7 @@ def changed_for_evaluation(team_file: TeamFile, changes: Sequence[str], name: st
     if of_task and not any(change.startswith(("task.name=", "task=")) for change in of_task):
         kept = "nothing of the run's own task is kept"
         raise ConfigError(name, "", [Mistake(f"{of_task[0]}: another task needs task.name=NAME and its keys; {kept}")])
-    return loads(write(data), name, changes).anchored(Path.cwd())
+    return loads(write(data), name, changes, stored=True).anchored(Path.cwd())
 
 
 def is_of_task(change: str) -> bool:

@@ -114,7 +114,7 @@ class LearnerConfig(Section):
     def _refusals(self) -> Iterator[Refusal]:
         if self.score == "own" and self.score_memory_gb != type(self).model_fields["score_memory_gb"].default:
             message = "learner.score_memory_gb needs learner.score: sampler; with own, no features are kept"
-            yield Refusal(("learner", "score_memory_gb"), message, (("learner", "score"),), at_key=True)
+            yield Refusal(("learner", "score_memory_gb"), message, (("learner", "score"),), at_key=True, idle=True)
 
     @property
     def kept_bytes(self) -> int:
@@ -170,25 +170,27 @@ class SamplingConfig(Section):
         for name, (is_given, why) in of_paged.items():
             if is_given and self.engine == "plain":
                 message = f"sampling.{name} changes nothing with sampling.engine: plain: {why}; leave it out"
-                yield Refusal(("sampling", name), message, (engine,), at_key=True)
+                yield Refusal(("sampling", name), message, (engine,), at_key=True, idle=True)
             elif is_given and self.engine == "vllm" and name == "compiled":
                 message = (
                     "sampling.compiled is for the paged engine; vLLM compiles by settings of its own: leave it out"
                 )
-                yield Refusal(("sampling", name), message, (engine,), at_key=True)
+                yield Refusal(("sampling", name), message, (engine,), at_key=True, idle=True)
             elif is_given and self.engine == "vllm" and self.vllm.urls and name in ("precision", "memory_gb"):
                 message = (
                     f"sampling.{name} is for servers started here, and those of sampling.vllm.urls run already: start "
                     "them with it, and leave it out"
                 )
-                yield Refusal(("sampling", name), message, (engine, ("sampling", "vllm", "urls")), at_key=True)
-        if self.engine != "vllm":
+                yield Refusal(
+                    ("sampling", name), message, (engine, ("sampling", "vllm", "urls")), at_key=True, idle=True
+                )
+        if self.engine == "auto":  # with plain or paged, somebody has chosen not to use the servers
             for name in self.vllm.given[:1]:
                 message = (
-                    f"sampling.vllm.{name} is for sampling.engine: vllm, and it is {self.engine}: set sampling.engine: "
-                    "vllm, or leave sampling.vllm out"
+                    f"sampling.vllm.{name} is for sampling.engine: vllm, and auto never chooses it: set "
+                    "sampling.engine: vllm, or leave sampling.vllm out"
                 )
-                yield Refusal(("sampling", "vllm", name), message, (engine,), at_key=True)
+                yield Refusal(("sampling", "vllm", name), message, (engine,), at_key=True, idle=True)
 
 
 class EvalConfig(Section):
@@ -309,7 +311,7 @@ class TeamFile(Section):
                 "learner.value_learning_rate is the critic's, and this plan has none: set plan.critic: true, or leave "
                 "it out"
             )
-            yield Refusal(("learner", "value_learning_rate"), message, (("plan", "critic"),), at_key=True)
+            yield Refusal(("learner", "value_learning_rate"), message, (("plan", "critic"),), at_key=True, idle=True)
         if self.plan.match == "tokens" and self.size().turns is None:
             message = (
                 "plan.match: tokens needs to know how many messages an episode has, which the file does not say of a "
@@ -355,7 +357,7 @@ class TeamFile(Section):
         if plan.dynamic_sampling.on or plan.credit == "own":
             key = "plan.dynamic_sampling: true" if plan.dynamic_sampling.on else "plan.credit: own"
             message = f"learner.certify_share holds out problems for certificates, and with {key} there are none"
-            yield Refusal(here, f"{message}: leave it out", at_key=True)
+            yield Refusal(here, f"{message}: leave it out", at_key=True, idle=True)
             return
         count = self.plan.problems
         if self.plan.match != "off":  # which may change how many there are
@@ -367,7 +369,7 @@ class TeamFile(Section):
                 "learner.certify_share holds out two problems or more and trains on the others: plan.problems must be "
                 f"3 or more, got {count}"
             )
-            yield Refusal(here, message, rests_on)
+            yield Refusal(here, message, rests_on, idle=True)
         elif self.learner.cross_fit and left < 4:
             message = (
                 f"learner.cross_fit halves the problems that learner.certify_share leaves, {left} of {count}: they "
@@ -407,7 +409,7 @@ class TeamFile(Section):
                 f"learner.base: {base} is about frozen weights below adapters, and no agent has an adapter: set train: "
                 "lora, or leave it out"
             )
-            yield Refusal(here, message, (("team", "agents"),))
+            yield Refusal(here, message, (("team", "agents"),), idle=True)
         if base != "int8":
             return
         if self.sampling.engine == "vllm":

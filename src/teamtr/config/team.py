@@ -300,7 +300,7 @@ class TeamConfig(Section):
     def _refusals(self) -> Iterator[Refusal]:
         if self.revision is not None and self.model is None:
             message = "team.revision is of team.model, which is not given: give each agent its own revision"
-            yield Refusal(("team", "revision"), message, (("team", "model"),), at_key=True)
+            yield Refusal(("team", "revision"), message, (("team", "model"),), at_key=True, idle=True)
         for i, agent in enumerate(self.agents):
             here = ("team", "agents", i)
             if agent.name in self.names[:i]:
@@ -317,7 +317,7 @@ class TeamConfig(Section):
             elif agent.train == "full" and agent.lora != self.lora.model_copy(update={"start": None}):
                 message = f'agent "{agent.name}" trains all its weights and has no adapter: '
                 message += "set train: lora, or leave lora out"
-                yield Refusal((*here, "lora"), message, ((*here, "train"), (*here, "lora")), at_key=True)
+                yield Refusal((*here, "lora"), message, ((*here, "train"), (*here, "lora")), at_key=True, idle=True)
             if agent.model == "tabular" and agent.train == "lora":
                 yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
         yield from self._refusals_of_names()

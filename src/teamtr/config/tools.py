@@ -65,7 +65,9 @@ class ToolsConfig(Section):
         for name, used in needs.items():
             if not used and getattr(self, name) != fields[name].default:
                 there = "there are none: give them in tools.use, or leave it out"
-                yield Refusal(("tools", name), f"tools.{name} is about your own tools, and {there}", at_key=True)
+                yield Refusal(
+                    ("tools", name), f"tools.{name} is about your own tools, and {there}", at_key=True, idle=True
+                )
         for i, each in enumerate(self.use):
             if each in self.use[:i]:
                 yield Refusal(("tools", "use", i), f"tools.use names {show(each)} twice")

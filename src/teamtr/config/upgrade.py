@@ -34,4 +34,4 @@ def loads_stored(text: str, name: str, folder: Path) -> TeamFile:
     """Read the team file of this run folder, from this version or an earlier one, which stored absolute paths."""
     for old, new in RENAMED.items():
         text = re.sub(old, new, text, flags=re.MULTILINE)
-    return loads(text, name).anchored(folder)
+    return loads(text, name, stored=True).anchored(folder)

@@ -22,8 +22,8 @@ MOST_GUESSES = 3
 """Maximum number of unknown keys for which a similar key is searched; each search takes milliseconds."""
 
 
-def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
-    """The team file, or all mistakes in it.
+def validate(document: Document, *, stored: bool = False) -> tuple[TeamFile | None, list[Mistake]]:
+    """The team file, or all mistakes in it. ``stored``: it is a run's own, which may hold keys without effect.
 
     Checks between fields run only on valid fields, so one bad number would hide them. Therefore invalid parts are
     removed and the rest is validated again. Of this second pass, only checks between fields count, and only those that
@@ -35,7 +35,7 @@ def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
         _, _, between = _look(_without(unsound, document.data))
     unsound |= {refusal.meant for refusal in told if refusal.meant}
     for refusal in dict.fromkeys(between):  # the task's section is validated twice
-        if unsound.isdisjoint(refusal.rests_on):
+        if unsound.isdisjoint(refusal.rests_on) and not (stored and refusal.idle):
             told.append(refusal)
             unsound.add(_outside_list(refusal.path))
     mistakes = [document.mistake(refusal.message, refusal.path, at_key=refusal.at_key) for refusal in told]

@@ -67,4 +67,4 @@ class VllmConfig(Section):
                     f"sampling.vllm.{name} is for servers started here, and those of sampling.vllm.urls run already: "
                     "leave it out"
                 )
-                yield Refusal((*here, name), message, ((*here, "urls"),), at_key=True)
+                yield Refusal((*here, name), message, ((*here, "urls"),), at_key=True, idle=True)

@@ -111,7 +111,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
             "plan": team_file.plan.model_copy(update={**unmatched, "stages": next_stage + more}),
         }
     )
-    return loads(dump(changed), name="the team after the swap")
+    return loads(dump(changed), name="the team after the swap", stored=True)
 
 
 def require_model(model: str, revision: str | None) -> None:

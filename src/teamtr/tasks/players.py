@@ -97,7 +97,7 @@ class PlayerConfig(Section):
         if self.revision is not None and not self.has_own_model:
             other = "agent" if self.agent is not None else "base_url"
             message = f"task.player.revision is of a model loaded here, and the player is that of task.player.{other}"
-            yield Refusal((*here, "revision"), f"{message}: leave it out", ((*here, other),), at_key=True)
+            yield Refusal((*here, "revision"), f"{message}: leave it out", ((*here, other),), at_key=True, idle=True)
 
 
 def _alone(name: str, needed: str) -> Refusal:

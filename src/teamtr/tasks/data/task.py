@@ -175,7 +175,7 @@ class DataTask(Benchmark):
                     "task.threshold is about rewards of a grader of your own (python:FILE:FUNCTION), and "
                     f'"{self.grader}" says itself what is right: leave it out'
                 )
-                yield Refusal(("task", "threshold"), message, (("task", "grader"),), at_key=True)
+                yield Refusal(("task", "threshold"), message, (("task", "grader"),), at_key=True, idle=True)
             names = Counter(name.rpartition(":")[2] for name in (self.grader, *(r.function for r in self.rewards)))
             for name, count in names.items():
                 if count > 1:
@@ -288,9 +288,8 @@ class DataTask(Benchmark):
         if path is not None and Path(path).is_dir():
             split_files = splits_in(Path(path))
             if split_files is not None and held_out != HELD_OUT:
-                raise DataError(
-                    f"{path}: it holds a file to train on and one to test on, so task.held_out: {held_out} has no "
-                    "effect: leave it out, or name one file"
+                self.warnings += (
+                    f"task.held_out: {held_out} changes nothing: {path} holds a file to train on and one to test on",
                 )
         if split_files is not None:
             return {split: tuple(self._reader.problems(source)) for split, source in split_files.items()}
