@@ -23,9 +23,12 @@ from teamtr.config import (
     SchemaKey,
     TeamConfig,
     TeamFile,
+    changed,
+    changed_for_evaluation,
     dump,
     load_team_file,
     loads,
+    loads_stored,
     recipe_text,
     recipes,
     schema_keys,
@@ -212,7 +215,82 @@ def check_marked(marked: str, message: str) -> None:
             "plan.order: together updates all agents from the batch that the stage begins with, whatever it is worth "
             "by then; min_effective_share, sampling_cost and resample_partially need another order",
         ),
+        # keys that have no effect with other settings
+        (
+            "learner: {«value_learning_rate»: 0.1}",
+            "learner.value_learning_rate is the critic's, and this plan has none: set plan.critic: true, or leave it "
+            "out",
+        ),
+        (
+            "learner: {«score_memory_gb»: 1}",
+            "learner.score_memory_gb needs learner.score: sampler; with own, no features are kept",
+        ),
+        (
+            "learner: {base: «file»}",
+            "learner.base: file is about frozen weights below adapters, and no agent has an adapter: set train: lora, "
+            "or leave it out",
+        ),
+        (
+            "plan: {preset: dapo}\nlearner: {«certify_share»: 0.5}",
+            "learner.certify_share holds out problems for certificates, and with plan.dynamic_sampling: true there are "
+            "none: leave it out",
+        ),
+        (
+            "plan: {credit: own}\nlearner: {«certify_share»: 0.5}",
+            "learner.certify_share holds out problems for certificates, and with plan.credit: own there are none: "
+            "leave it out",
+        ),
+        (
+            "plan: {problems: 2}\nlearner: {certify_share: «0.5»}",
+            "learner.certify_share holds out two problems or more and trains on the others: plan.problems must be 3 or "
+            "more, got 2",
+        ),
+        (
+            "plan: {problems: 8}\nlearner: {cross_fit: true, certify_share: «0.6»}",
+            "learner.cross_fit halves the problems that learner.certify_share leaves, 3 of 8: they must be 4 or more; "
+            "raise plan.problems, or lower learner.certify_share",
+        ),
+        (
+            "sampling: {engine: plain, «precision»: fp16}",
+            "sampling.precision changes nothing with sampling.engine: plain: it samples with the learner's own "
+            "weights; leave it out",
+        ),
+        (
+            "sampling: {engine: plain, «compiled»: true}",
+            "sampling.compiled changes nothing with sampling.engine: plain: it compiles nothing; leave it out",
+        ),
+        (
+            "sampling: {engine: plain, «adapters»: by_row}",
+            "sampling.adapters changes nothing with sampling.engine: plain: it samples for one agent at a time; leave "
+            "it out",
+        ),
+        (
+            "sampling: {engine: plain, «memory_gb»: 4}",
+            "sampling.memory_gb changes nothing with sampling.engine: plain: it has no KV blocks; leave it out",
+        ),
+        (
+            "sampling: {engine: vllm, vllm: {python: py}, «compiled»: true}",
+            "sampling.compiled is for the paged engine; vLLM compiles by settings of its own: leave it out",
+        ),
+        (
+            "sampling: {vllm: {«python»: py}}",
+            "sampling.vllm.python is for sampling.engine: vllm, and auto never chooses it: set sampling.engine: vllm, "
+            "or leave sampling.vllm out",
+        ),
+        (
+            "cluster: {«address»: auto}",
+            "cluster.address needs cluster.engine: ray; without it the run is in this process",
+        ),
+        (
+            "tools: {«seconds»: 9}",
+            "tools.seconds is about your own tools, and there are none: give them in tools.use, or leave it out",
+        ),
+        (
+            "tools: {mcp: [{name: m, command: c}], «workers»: 2}",
+            "tools.workers is about your own tools, and there are none: give them in tools.use, or leave it out",
+        ),
         # a field that cannot be read is one mistake, not two
+        ("plan: {critic: «x»}\nlearner: {value_learning_rate: 0.1}", 'plan.critic must be true or false, got "x"'),
         ("tiny: {width: 66, heads: «x»}", 'tiny.heads must be a whole number, got "x"'),
         # YAML itself
         ("«name»: again", 'duplicate key "name" in the team file (first at line 1)'),
@@ -238,6 +316,62 @@ def check_marked(marked: str, message: str) -> None:
 )
 def test_one_mistake(appended: str, message: str) -> None:
     check_marked(BASE + appended, message)
+
+
+@pytest.mark.parametrize(
+    "appended",
+    [
+        "plan: {preset: ppo}\nlearner: {value_learning_rate: 0.1}",
+        "learner: {value_learning_rate: 1e-2, score_memory_gb: 4, base: fp32, certify_share: 0}",
+        "learner: {score: sampler, score_memory_gb: 1}",
+        "plan: {problems: 8}\nlearner: {cross_fit: true, certify_share: 0.5}",
+        # auto is paged on another machine
+        "sampling: {precision: fp16, compiled: true, adapters: by_row, memory_gb: 4}",
+        "sampling: {engine: plain, precision: auto, compiled: false, adapters: merged, vllm: {}}",
+        "sampling: {engine: auto, vllm: {urls: [], arguments: [], start_s: 900, patience_s: 600}}",
+        "sampling: {engine: paged, vllm: {python: py}}",
+        "sampling: {engine: vllm, precision: fp16, memory_gb: 4, vllm: {python: py, start_s: 9, cards: '1'}}",
+        "cluster: {max_restarts: 1}",  # of vLLM servers, too
+        "tools: {mcp: [{name: m, command: c}], seconds: 9}",
+        "tools: {steps: 2, tell: false, max_characters: 9}",  # the task may have tools
+    ],
+)
+def test_keys_that_may_have_an_effect_are_accepted(appended: str) -> None:
+    text = BASE.replace("model: tiny", "model: o/m") + appended
+    assert loads(dump(loads(text))) == loads(text)
+
+
+def test_a_stored_team_file_may_hold_keys_without_effect() -> None:
+    """Nobody can take them out of a run that an earlier version began; what is wrong stays wrong."""
+    idle = "learner: {value_learning_rate: 0.1}\nsampling: {engine: plain, precision: fp16}\n"
+    assert len(heads(BASE + idle)) == 2
+    stored = loads_stored(BASE + idle, "team.yaml", Path("run"))
+    assert stored.learner.value_learning_rate == 0.1
+    assert changed(stored, ["plan.stages=3"], "team.yaml").sampling.precision == "fp16"
+    assert changed_for_evaluation(stored, ["device=cpu"], "team.yaml").sampling.precision == "fp16"
+    with pytest.raises(ConfigError, match=r"learner\.cross_fit changes what the gate is judged on"):
+        loads_stored(BASE + "plan: {preset: grpo}\nlearner: {cross_fit: true}\n", "team.yaml", Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "key", "message"),
+    [
+        ("precision: fp16", "sampling.precision", "run already: start them with it"),
+        ("memory_gb: 4", "sampling.memory_gb", "run already: start them with it"),
+        ("context_tokens: 99", "sampling.vllm.context_tokens", "run already: leave it out"),
+        ("cards: '1'", "sampling.vllm.cards", "run already: leave it out"),
+        ("arguments: [-x]", "sampling.vllm.arguments", "run already: leave it out"),
+        ("start_s: 9", "sampling.vllm.start_s", "run already: leave it out"),
+    ],
+)
+def test_keys_of_servers_that_a_run_starts_are_refused_for_servers_that_run(
+    sampling: str, key: str, message: str
+) -> None:
+    text = BASE.replace("model: tiny", "model: o/m")
+    beside, within = ("", f", {sampling}") if ".vllm." in key else (f"{sampling}, ", "")
+    told = only(text + f"sampling: {{{beside}engine: vllm, vllm: {{urls: ['http://a:1']{within}}}}}\n")
+    assert f" {key} is for servers started here" in told
+    assert told.endswith(message) or message in told
 
 
 ONE = "{model: tiny, agents: [{name: a}]}"
@@ -365,6 +499,28 @@ DATA = "{name: data, path: x}"
             DATA,
             "{model: tiny, agents: [{name: «You»}]}",
             'team.agents.You.name must not be "You": so every agent\'s own lines are labelled in what it is shown',
+        ),
+        (
+            "{name: data, path: x, grader: number, «threshold»: 0.5}",
+            ONE,
+            'task.threshold is about rewards of a grader of your own (python:FILE:FUNCTION), and "number" says itself '
+            "what is right: leave it out",
+        ),
+        (
+            "{name: 'arbench:dc', path: x, player: {model: m, base_url: 'http://h/v1', «revision»: r}}",
+            "{model: tiny, agents: [{name: a}], router: {rounds: 2}}",
+            "task.player.revision is of a model loaded here, and the player is that of task.player.base_url: leave it "
+            "out",
+        ),
+        (
+            DATA,
+            "{«revision»: main, agents: [{name: a, model: o/m}]}",
+            "team.revision is of team.model, which is not given: give each agent its own revision",
+        ),
+        (
+            DATA,
+            "{model: tiny, agents: [{name: a, «lora»: {rank: 4}}]}",
+            'agent "a" trains all its weights and has no adapter: set train: lora, or leave lora out',
         ),
         (
             DATA,
@@ -607,24 +763,26 @@ team:
   lora: {rank: 4, targets: [q_proj]}
   agents:
     - name: plain
-    - {name: own, model: tiny, system_prompt: "", max_tokens: 2, sees: blind, frozen: true, lora: {rank: 8}}
+    - {name: own, system_prompt: "", max_tokens: 2, sees: blind, frozen: true, train: lora, lora: {rank: 8}}
+    - {name: whole, model: tiny}
     - {name: full, train: full}
 """
-    plain, own, full = loads(text).team.agents
+    plain, own, whole, full = loads(text).team.agents
     team_lora = LoraConfig(rank=4, alpha=32.0, targets=("q_proj",))
     assert plain == AgentConfig(
         name="plain", model="org/model", system_prompt="Be brief.", max_tokens=9, train="lora", lora=team_lora
     )
     assert own == AgentConfig(
         name="own",
-        model="tiny",
+        model="org/model",
         system_prompt="",
         max_tokens=2,
-        train="full",  # a tiny model is trained whole unless told otherwise
+        train="lora",
         lora=LoraConfig(rank=8, alpha=32.0, targets=("q_proj",)),  # key by key
         sees="blind",
         frozen=True,
     )
+    assert whole.train == "full"  # a tiny model is trained whole unless told otherwise
     assert full.train == "full"
 
 

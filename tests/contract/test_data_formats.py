@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,8 @@ def test_a_folder_with_a_file_to_train_on_and_one_to_test_on(tmp_path: Path):
     task = DataTask(tmp_path / "data")
     assert [len(task.problems(split)) for split in ("train", "test")] == [8, 4]
     assert from_team_file(tmp_path, "path: data").problems("test") == task.problems("test")
+    (warning,) = set(from_team_file(tmp_path, "path: data, held_out: 0.5").warnings) - set(task.warnings)
+    assert re.fullmatch(r"task\.held_out: 0\.5 changes nothing: .*data holds a file to train on and one to .*", warning)
     with pytest.raises(DataError, match="files to train on and to test on: name one of them"):
         list(read_rows(tmp_path / "data"))
     as_jsonl(tmp_path / "data" / "dev.jsonl", ROWS[:1])

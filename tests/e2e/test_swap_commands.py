@@ -235,6 +235,11 @@ def test_stages_after_a_swap(run):
 def test_swap_refuses_what_contradicts_itself(run, tmp_path):
     options = ("--agent", "left", "--with", "tiny", "--out", tmp_path / "x")
     assert "use either --no-align or --reset" in invoke("swap", run, *options, "--no-align", "--reset", code=2).stderr
+    for flag, value in (("--learning-rate", 0.1), ("--max-steps", 3), ("--held-out", 0.5), ("--doublings", 0)):
+        for mode in ("--no-align", "--reset"):
+            refused = invoke("swap", run, *options, mode, flag, value, code=2).stderr
+            assert f"{flag} is for the alignment, and {mode} makes none" in refused
+    assert "--check-every is for" in invoke("swap", run, *options, "--reset", "--check-every", 5, code=2).stderr
     assert "full or lora" in invoke("swap", run, *options, "--train", "some", code=2).stderr
     assert "keep or strip or forbid" in invoke("swap", run, *options, "--think", "aloud", code=2).stderr
     assert "strictly between" in invoke("swap", run, *options, "--held-out", 1, code=2).stderr

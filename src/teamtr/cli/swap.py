@@ -12,6 +12,9 @@ from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail
 from teamtr.cli.complete import agents_of_run
 from teamtr.text import share
 
+HELD_OUT, MAX_STEPS, DOUBLINGS, CHECK_EVERY = 0.2, 2000, 5, 25
+"""The defaults of the alignment."""
+
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
@@ -28,13 +31,13 @@ def swap(
     ] = False,
     train: Annotated[str | None, typer.Option(help="full or lora. [default: full for tiny, lora for others]")] = None,
     probes: Annotated[int, typer.Option(min=2, help="Messages of the old agent to align on.")] = 500,
-    held_out: Annotated[float, typer.Option(help="Share of their problems that is held out.")] = 0.2,
+    held_out: Annotated[float, typer.Option(help="Share of their problems that is held out.")] = HELD_OUT,
     learning_rate: Annotated[
         float | None, typer.Option(help="Learning rate of the alignment. [default: several are tried]")
     ] = None,
-    max_steps: Annotated[int, typer.Option(min=1, help="Most steps of the alignment.")] = 2000,
-    doublings: Annotated[int, typer.Option(min=0, help="How often the number of probes may double.")] = 5,
-    check_every: Annotated[int, typer.Option(min=1, help="Steps between checks on the held-out probes.")] = 25,
+    max_steps: Annotated[int, typer.Option(min=1, help="Most steps of the alignment.")] = MAX_STEPS,
+    doublings: Annotated[int, typer.Option(min=0, help="How often the number of probes may double.")] = DOUBLINGS,
+    check_every: Annotated[int, typer.Option(min=1, help="Steps between checks on the held-out probes.")] = CHECK_EVERY,
     think: Annotated[
         str | None, typer.Option(help="Thinking, from the swap on: keep, strip or forbid; see docs/swap.md.")
     ] = None,
@@ -57,6 +60,16 @@ def swap(
     """
     if no_align and reset:
         fail("use either --no-align or --reset: a team that is retrained from scratch has nothing to align to", 2)
+    if no_align or reset:
+        of_alignment = {
+            "--held-out": held_out != HELD_OUT,
+            "--learning-rate": learning_rate is not None,
+            "--max-steps": max_steps != MAX_STEPS,
+            "--doublings": doublings != DOUBLINGS,
+            "--check-every": check_every != CHECK_EVERY,
+        }
+        for flag in (flag for flag, given in of_alignment.items() if given):
+            fail(f"{flag} is for the alignment, and {'--reset' if reset else '--no-align'} makes none: leave it out", 2)
     for flag, value, values in (
         ("--train", train, ("full", "lora")),
         ("--think", think, ("keep", "strip", "forbid")),

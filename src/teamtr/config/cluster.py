@@ -90,6 +90,9 @@ class ClusterConfig(Section):
         if self.engine == "local" and self.shard_base:
             message = "cluster.shard_base needs cluster.engine: ray; without it there is nobody to share the base with"
             yield Refusal(("cluster", "shard_base"), message)
+        if self.engine == "local" and self.address is not None:
+            message = "cluster.address needs cluster.engine: ray; without it the run is in this process"
+            yield Refusal(("cluster", "address"), message, (("cluster", "engine"),), at_key=True, idle=True)
         together = sum(group.workers for group in self.groups)
         if self.groups and self.workers != together:
             message = (

@@ -40,8 +40,11 @@ def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
 
 
 def loads(text: str, name: str = "<string>", overrides: Sequence[str] = (), *, stored: bool = False) -> TeamFile:
-    """Read a team file from text; errors refer to it as ``name``. Paths are returned unchanged. ``stored``: it is that
-    of a run, which an earlier version may have accepted with settings that change nothing."""
+    """Read a team file from text; errors refer to it as ``name``. Paths are returned unchanged.
+
+    ``stored``: it is what ``dump`` wrote of a run, perhaps by an earlier version. Keys that have no effect are then not
+    refused, since nobody can take them out of a run.
+    """
     document = read(text)
     if document.data is None:
         if document.mistakes:

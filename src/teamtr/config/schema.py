@@ -7,6 +7,7 @@ by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from teamtr.presets import (
     matched,
 )
 from teamtr.settings.paths import Anchor, Nowhere, SeenFrom
-from teamtr.settings.refusals import Refusal
+from teamtr.settings.refusals import KeyPath, Refusal
 from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive
 from teamtr.tasks.config import TaskConfig
@@ -110,6 +111,11 @@ class LearnerConfig(Section):
     max_backtracks: Count = key(6, "Most backtracking tries before the old weights are restored.")
     betas: tuple[Decay, Decay] = key((0.9, 0.99), "Adam's two decay rates.")
 
+    def _refusals(self) -> Iterator[Refusal]:
+        if self.score == "own" and self.score_memory_gb != type(self).model_fields["score_memory_gb"].default:
+            message = "learner.score_memory_gb needs learner.score: sampler; with own, no features are kept"
+            yield Refusal(("learner", "score_memory_gb"), message, (("learner", "score"),), at_key=True, idle=True)
+
     @property
     def kept_bytes(self) -> int:
         """Maximum memory for the features that sampling keeps for the next update."""
@@ -150,6 +156,41 @@ class SamplingConfig(Section):
                 "vLLM (make vllm-env makes one), or the addresses of servers that run in sampling.vllm.urls"
             )
             yield Refusal(("sampling", "engine"), message)
+        yield from self._idle_keys()
+
+    def _idle_keys(self) -> Iterator[Refusal]:
+        """Refuses keys that the chosen engine does not have. ``auto`` may be paged on another machine."""
+        engine: KeyPath = ("sampling", "engine")
+        of_paged = {
+            "precision": (self.precision != "auto", "it samples with the learner's own weights"),
+            "compiled": (self.compiled is True, "it compiles nothing"),
+            "adapters": (self.adapters == "by_row", "it samples for one agent at a time"),
+            "memory_gb": (self.memory_gb is not None, "it has no KV blocks"),
+        }
+        for name, (is_given, why) in of_paged.items():
+            if is_given and self.engine == "plain":
+                message = f"sampling.{name} changes nothing with sampling.engine: plain: {why}; leave it out"
+                yield Refusal(("sampling", name), message, (engine,), at_key=True, idle=True)
+            elif is_given and self.engine == "vllm" and name == "compiled":
+                message = (
+                    "sampling.compiled is for the paged engine; vLLM compiles by settings of its own: leave it out"
+                )
+                yield Refusal(("sampling", name), message, (engine,), at_key=True, idle=True)
+            elif is_given and self.engine == "vllm" and self.vllm.urls and name in ("precision", "memory_gb"):
+                message = (
+                    f"sampling.{name} is for servers started here, and those of sampling.vllm.urls run already: start "
+                    "them with it, and leave it out"
+                )
+                yield Refusal(
+                    ("sampling", name), message, (engine, ("sampling", "vllm", "urls")), at_key=True, idle=True
+                )
+        if self.engine == "auto":  # with plain or paged, somebody has chosen not to use the servers
+            for name in self.vllm.given[:1]:
+                message = (
+                    f"sampling.vllm.{name} is for sampling.engine: vllm, and auto never chooses it: set "
+                    "sampling.engine: vllm, or leave sampling.vllm out"
+                )
+                yield Refusal(("sampling", "vllm", name), message, (engine,), at_key=True, idle=True)
 
 
 class EvalConfig(Section):
@@ -263,6 +304,14 @@ class TeamFile(Section):
         if self.learner.cross_fit and not self.plan.plan().region.gate:
             message = "learner.cross_fit changes what the gate is judged on, and this plan has no gate; leave it out"
             yield Refusal(("learner", "cross_fit"), message)
+        yield from self._refusals_of_certificates()
+        rate = self.learner.value_learning_rate
+        if self.plan.plan().critic is None and rate != LearnerConfig.model_fields["value_learning_rate"].default:
+            message = (
+                "learner.value_learning_rate is the critic's, and this plan has none: set plan.critic: true, or leave "
+                "it out"
+            )
+            yield Refusal(("learner", "value_learning_rate"), message, (("plan", "critic"),), at_key=True, idle=True)
         if self.plan.match == "tokens" and self.size().turns is None:
             message = (
                 "plan.match: tokens needs to know how many messages an episode has, which the file does not say of a "
@@ -300,6 +349,34 @@ class TeamFile(Section):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
 
+    def _refusals_of_certificates(self) -> Iterator[Refusal]:
+        """Refuses problems that are held out for certificates in plans that have none, or that leave too few."""
+        here, share, plan = ("learner", "certify_share"), self.learner.certify_share, self.plan.plan()
+        if not share:
+            return
+        if plan.dynamic_sampling.on or plan.credit == "own":
+            key = "plan.dynamic_sampling: true" if plan.dynamic_sampling.on else "plan.credit: own"
+            message = f"learner.certify_share holds out problems for certificates, and with {key} there are none"
+            yield Refusal(here, f"{message}: leave it out", at_key=True, idle=True)
+            return
+        count = self.plan.problems
+        if self.plan.match != "off":  # which may change how many there are
+            return
+        rests_on = (here, ("plan", "problems"))
+        left = count - min(max(math.ceil(share * count), 2), count - 1)
+        if count < 3:
+            message = (
+                "learner.certify_share holds out two problems or more and trains on the others: plan.problems must be "
+                f"3 or more, got {count}"
+            )
+            yield Refusal(here, message, rests_on, idle=True)
+        elif self.learner.cross_fit and left < 4:
+            message = (
+                f"learner.cross_fit halves the problems that learner.certify_share leaves, {left} of {count}: they "
+                "must be 4 or more; raise plan.problems, or lower learner.certify_share"
+            )
+            yield Refusal(here, message, (*rests_on, ("learner", "cross_fit")))
+
     def _refusals_of_sampler_scores(self) -> Iterator[Refusal]:
         """Refuses ``learner.score: sampler`` with vLLM (log-probabilities only), a sharded base or tabular agents."""
         here = ("learner", "score")
@@ -318,14 +395,21 @@ class TeamFile(Section):
                 yield Refusal(here, message, (("team", "agents", i, "model"),))
 
     def _refusals_of_base(self) -> Iterator[Refusal]:
-        """Refuses a sharded base in any precision but fp32, and an int8 base that vLLM would not sample from or that an
-        agent trains in full."""
+        """Refuses a base in any precision but fp32 if it is sharded or has no adapters, and an int8 base that vLLM
+        would not sample from or that an agent trains in full."""
         here, base = ("learner", "base"), self.learner.base
         if self.cluster.shard_base:
             message = (
                 f"learner.base: {base} needs a base that is held whole, and cluster.shard_base spreads it: set fp32"
             )
             yield Refusal(here, message, (("cluster", "shard_base"),))
+        agents = self.team.agents
+        if all(agent.train == "full" for agent in agents) and (base != "int8" or all(a.frozen for a in agents)):
+            message = (
+                f"learner.base: {base} is about frozen weights below adapters, and no agent has an adapter: set train: "
+                "lora, or leave it out"
+            )
+            yield Refusal(here, message, (("team", "agents"),), idle=True)
         if base != "int8":
             return
         if self.sampling.engine == "vllm":

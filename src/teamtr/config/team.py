@@ -298,6 +298,9 @@ class TeamConfig(Section):
         )
 
     def _refusals(self) -> Iterator[Refusal]:
+        if self.revision is not None and self.model is None:
+            message = "team.revision is of team.model, which is not given: give each agent its own revision"
+            yield Refusal(("team", "revision"), message, (("team", "model"),), at_key=True, idle=True)
         for i, agent in enumerate(self.agents):
             here = ("team", "agents", i)
             if agent.name in self.names[:i]:
@@ -311,6 +314,10 @@ class TeamConfig(Section):
             if agent.train == "full" and agent.lora.start is not None:
                 message = f'agent "{agent.name}" trains all its weights and has no adapter to start; set train: lora'
                 yield Refusal((*here, "lora", "start"), message, ((*here, "train"), (*here, "lora", "start")))
+            elif agent.train == "full" and agent.lora != self.lora.model_copy(update={"start": None}):
+                message = f'agent "{agent.name}" trains all its weights and has no adapter: '
+                message += "set train: lora, or leave lora out"
+                yield Refusal((*here, "lora"), message, ((*here, "train"), (*here, "lora")), at_key=True, idle=True)
             if agent.model == "tabular" and agent.train == "lora":
                 yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
         yield from self._refusals_of_names()

@@ -60,6 +60,14 @@ class ToolsConfig(Section):
         return self.model_copy(update={"use": use, "mcp": tuple(each.anchored(anchor) for each in self.mcp)})
 
     def _refusals(self) -> Iterator[Refusal]:
+        fields = type(self).model_fields
+        needs = {"seconds": self.use or self.mcp, "memory_mb": self.use, "workers": self.use}
+        for name, used in needs.items():
+            if not used and getattr(self, name) != fields[name].default:
+                there = "there are none: give them in tools.use, or leave it out"
+                yield Refusal(
+                    ("tools", name), f"tools.{name} is about your own tools, and {there}", at_key=True, idle=True
+                )
         for i, each in enumerate(self.use):
             if each in self.use[:i]:
                 yield Refusal(("tools", "use", i), f"tools.use names {show(each)} twice")

@@ -23,7 +23,7 @@ MOST_GUESSES = 3
 
 
 def validate(document: Document, *, stored: bool = False) -> tuple[TeamFile | None, list[Mistake]]:
-    """The team file, or all mistakes in it. In a ``stored`` one, settings that change nothing are none.
+    """The team file, or all mistakes in it. ``stored``: it is a run's own, which may hold keys without effect.
 
     Checks between fields run only on valid fields, so one bad number would hide them. Therefore invalid parts are
     removed and the rest is validated again. Of this second pass, only checks between fields count, and only those that

@@ -16,6 +16,9 @@ Url = Annotated[str, of_form(r"http://[^/\s]+/?", "must be the address of a serv
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Maximum adapter ranks that a vLLM server can be started with."""
 
+OF_STARTED = ("context_tokens", "cards", "arguments", "start_s")
+"""The keys about servers that the run starts."""
+
 
 def room_for(rank: int) -> int:
     """The smallest of these ranks that fits an adapter of this rank."""
@@ -44,6 +47,11 @@ class VllmConfig(Section):
     start_s: Above0 = key(900.0, "How many seconds a server may take to start.")
     patience_s: Above0 = key(600.0, "How many seconds one message may take before the server counts as lost.")
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of the keys that differ from their defaults."""
+        return tuple(name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default)
+
     def anchored(self, anchor: Anchor) -> Self:
         paths = {"python": self.python, "folder": self.folder}
         return self.model_copy(update={name: anchor.path(path) for name, path in paths.items() if path is not None})
@@ -53,3 +61,10 @@ class VllmConfig(Section):
         if self.python is not None and self.urls:
             message = "sampling.vllm.python starts servers, and sampling.vllm.urls names some that run: give one"
             yield Refusal((*here, "urls"), message, ((*here, "python"), (*here, "urls")))
+        for name in self.given if self.urls else ():
+            if name in OF_STARTED:
+                message = (
+                    f"sampling.vllm.{name} is for servers started here, and those of sampling.vllm.urls run already: "
+                    "leave it out"
+                )
+                yield Refusal((*here, name), message, ((*here, "urls"),), at_key=True, idle=True)

@@ -21,6 +21,7 @@ from teamtr.rollout import RolloutContext, certified_range, credited
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.session.build import Session
 from teamtr.session.trial import Trial, try_out
+from teamtr.session.without_effect import without_effect
 from teamtr.team import team_answer
 from teamtr.team.router import closers_of, next_turn, speakers_of
 from teamtr.theory.overlong import cache_tokens
@@ -124,6 +125,7 @@ def doubts(session: Session) -> list[str]:
                 f"agent {name!r} never speaks under team.router and is never updated: set frozen: true, or let it speak"
             )
     found += _uncertified(session)
+    found += without_effect(session)
     if len(problems) < (wanted := session.plan.problems):
         matched = "" if wanted == settings.plan.problems else f" (plan.match: {settings.plan.match})"
         found.append(

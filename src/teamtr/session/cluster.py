@@ -80,7 +80,7 @@ def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool
 def _member(text: str, taught: bool, folder: str, held: tuple[str, ...] | None, shards: Shards) -> LocalEngine:
     """Runs in a worker: builds the whole team, or the models of its group, to compute the shards of this worker."""
     os.chdir(folder)
-    team_file = loads(text, name="team.yaml")
+    team_file = loads(text, name="team.yaml", stored=True)
     player = team_file.task.wanted_player
     engine = local_engine(
         team_file, build_task(team_file), team_file.sized_plan(), player, taught=taught, shards=shards, held=held

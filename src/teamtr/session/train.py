@@ -50,6 +50,10 @@ def train(
             f"seeds: {team_file.seeds} asks for several runs, and this is one: `teamtr train` with a team file trains "
             "them all; set seeds: 1 for one"
         )
+    if all(agent.frozen for agent in team_file.team.agents):
+        raise UserError(
+            "every agent of this team is frozen, so that there is nobody to train: set frozen: false for one"
+        )
     there = Path(folder).exists()
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         commit = run.checkpoints.latest()

@@ -20,14 +20,15 @@ LONGEST_GUESSED = 64
 class Refusal:
     """A part of the data that is refused, and why.
 
-    A refusal between fields is not reported if a field that it ``rests_on`` is itself refused.
+    A refusal between fields is not reported if a field that it ``rests_on`` is itself refused. One of a key that is
+    ``idle`` (it has no effect given the others) is not reported of the stored team file of a run.
     """
 
     path: KeyPath
     message: str
     rests_on: tuple[KeyPath, ...] = ()
     at_key: bool = False  # the key is wrong, not its value
-    idle: bool = False  # the setting changes nothing: the stored file of an earlier version's run may have it
+    idle: bool = False
     meant: KeyPath | None = None  # for an unknown key: the valid key of the same section that was probably meant
 
 

@@ -89,7 +89,8 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     agents = []
     for config in team_file.team.agents:
         if config.name == request.agent:
-            lora = config.lora.model_copy(update={"start": None})  # it belonged to the old model
+            lora = team_file.team.lora if train == "full" else config.lora
+            lora = lora.model_copy(update={"start": None})  # it belonged to the old model
             changes = {"model": model, "revision": request.revision, "train": train, "lora": lora}
             agents.append(config.model_copy(update=changes))
         elif config.model == "tiny" and (config.train == "lora" or has_reference):
@@ -101,13 +102,16 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     left = sized.stages - next_stage
     more = request.stages or (left if left > 0 else sized.stages)
     unmatched = {"match": "off", "match_agents": 0, "match_turns": 0, "problems": sized.problems}
+    has_adapter = any(agent.train == "lora" for agent in agents)
+    learner = team_file.learner if has_adapter else team_file.learner.model_copy(update={"base": "fp32"})
     changed = team_file.model_copy(
         update={
+            "learner": learner,
             "team": team_file.team.model_copy(update={"agents": tuple(agents), "protocol": protocol}),
             "plan": team_file.plan.model_copy(update={**unmatched, "stages": next_stage + more}),
         }
     )
-    return loads(dump(changed), name="the team after the swap")
+    return loads(dump(changed), name="the team after the swap", stored=True)
 
 
 def require_model(model: str, revision: str | None) -> None:

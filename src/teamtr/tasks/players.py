@@ -94,6 +94,10 @@ class PlayerConfig(Section):
             yield _alone("base_url", "model")
         if self.key_variable is not None and self.base_url is None:
             yield _alone("key_variable", "base_url")
+        if self.revision is not None and not self.has_own_model:
+            other = "agent" if self.agent is not None else "base_url"
+            message = f"task.player.revision is of a model loaded here, and the player is that of task.player.{other}"
+            yield Refusal((*here, "revision"), f"{message}: leave it out", ((*here, other),), at_key=True, idle=True)
 
 
 def _alone(name: str, needed: str) -> Refusal:

@@ -170,6 +170,12 @@ class DataTask(Benchmark):
             if self.grader != "regex" and self.pattern is not None:
                 message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
                 yield Refusal(("task", "pattern"), message, both)
+            if self.threshold != 1.0 and not self.grader.startswith(PYTHON):
+                message = (
+                    "task.threshold is about rewards of a grader of your own (python:FILE:FUNCTION), and "
+                    f'"{self.grader}" says itself what is right: leave it out'
+                )
+                yield Refusal(("task", "threshold"), message, (("task", "grader"),), at_key=True, idle=True)
             names = Counter(name.rpartition(":")[2] for name in (self.grader, *(r.function for r in self.rewards)))
             for name, count in names.items():
                 if count > 1:
@@ -281,6 +287,10 @@ class DataTask(Benchmark):
             raise ValueError("give either one data file as path, or split_files with a file for each split")
         if path is not None and Path(path).is_dir():
             split_files = splits_in(Path(path))
+            if split_files is not None and held_out != HELD_OUT:
+                self.warnings += (
+                    f"task.held_out: {held_out} changes nothing: {path} holds a file to train on and one to test on",
+                )
         if split_files is not None:
             return {split: tuple(self._reader.problems(source)) for split, source in split_files.items()}
         if not 0 <= held_out < 1:
