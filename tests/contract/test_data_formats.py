@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from called import invoke
+from teamtr.api.rewards import RewardTask
 from teamtr.config import loads
 from teamtr.errors import UserError
 from teamtr.tasks import DataTask, TaskContext
+from teamtr.tasks.benchmarks.math import Math
 from teamtr.tasks.data.rows import DataError, read_rows
 from teamtr.tasks.registry import build_task
 
@@ -284,3 +286,25 @@ def test_grade_takes_functions_and_shows_what_they_print(tmp_path: Path):
 def test_what_grade_is_told_wrong(arguments: list[str], complaint: str, tmp_path: Path):
     result, _ = graded(tmp_path, [{"id": "x", "response": "a"}], *arguments, code=2)
     assert complaint in result.stderr
+
+
+# -- names of problems ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [["a", "a", "a-2", "a"], ["a-2", "a", "a"]])
+def test_no_two_problems_have_one_id_even_if_a_row_has_the_name_that_another_would_get(
+    names: list[str], tmp_path: Path
+):
+    rows = [{"prompt": f"What is {k}?", "id": name, "answer": str(k)} for k, name in enumerate(names)]
+    of_rows = RewardTask(len, rows, rows[:1]).problems("train")
+    of_file = Math(train=as_jsonl(tmp_path / "d.jsonl", rows)).problems("train")
+    for problems in (of_rows, of_file):
+        assert [problem.prompt.partition("\n")[0] for problem in problems] == [row["prompt"] for row in rows]
+        assert len({problem.id for problem in problems}) == len(rows)
+
+
+def test_an_id_that_is_empty_is_none():
+    rows = [{"prompt": f"p{k}", "id": None} for k in range(2)]
+    ids = [problem.id for problem in RewardTask(len, rows, rows[:1]).problems("train")]
+    assert len(set(ids)) == 2
+    assert not any("None" in ident for ident in ids)

@@ -16,6 +16,7 @@ from teamtr.grading.printed import Printed
 from teamtr.grading.workers.worker import reward_value
 from teamtr.tasks import Task
 from teamtr.tasks.data.chat import is_chat, read_chat
+from teamtr.tasks.data.split import OwnNames
 from teamtr.tasks.rewards import BadReward, Part, Value, breakdown_of, messages_of
 from teamtr.types import Problem, Verdict
 
@@ -180,7 +181,7 @@ def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
-    found, seen = [], Counter[str]()
+    found, names = [], OwnNames()
     for k, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise UserError(f"{what}: row {k} is a {type(row).__name__}; give dicts with a 'prompt'")
@@ -190,10 +191,9 @@ def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
         prompt = _text(row[column], f"{what}: row {k}")
         answer = next((row[name] for name in ANSWERS if name in row), None)
         columns = {str(name): value for name, value in row.items() if name != column}
-        base = str(row.get("id", hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest()))
-        seen[base] += 1
-        ident = base if seen[base] == 1 else f"{base}-{seen[base]}"
-        found.append(Problem(ident, prompt, answer, columns=columns))
+        given = row.get("id")
+        name = hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if given is None else str(given)
+        found.append(Problem(names.own(name), prompt, answer, columns=columns))
     if not found:
         raise UserError(f"{what} has no rows")
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from teamtr.errors import UserError
@@ -18,6 +19,23 @@ def unit_hash(text: str) -> float:
 def digest(text: str) -> str:
     """Twelve hexadecimal digits that identify a text, for rows without an id."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+class OwnNames:
+    """Tells equal names apart: the second NAME becomes NAME-2, and so on, but never a name that was given before."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._given = set[str]()
+
+    def own(self, name: str) -> str:
+        while True:
+            self._counts[name] += 1
+            count = self._counts[name]
+            other = name if count == 1 else f"{name}-{count}"
+            if other not in self._given:
+                self._given.add(other)
+                return other
 
 
 def hold_out(
