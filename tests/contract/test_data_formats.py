@@ -16,6 +16,8 @@ from called import invoke
 from teamtr.api.rewards import RewardTask
 from teamtr.config import loads
 from teamtr.errors import UserError
+from teamtr.session.build import build
+from teamtr.session.checks import doubts
 from teamtr.tasks import DataTask, TaskContext
 from teamtr.tasks.benchmarks.math import Math
 from teamtr.tasks.data.rows import DataError, read_rows
@@ -308,3 +310,23 @@ def test_an_id_that_is_empty_is_none():
     ids = [problem.id for problem in RewardTask(len, rows, rows[:1]).problems("train")]
     assert len(set(ids)) == 2
     assert not any("None" in ident for ident in ids)
+
+
+# -- nothing held out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_share_of_few_rows_that_holds_out_nothing_is_refused_if_it_is_to_be_evaluated(every: int, tmp_path: Path):
+    solution = {"header": ["House", "Name"], "rows": [["1", "ann"], ["2", "bob"]]}
+    as_jsonl(tmp_path / "z.jsonl", [{"puzzle": f"puzzle {k}", "solution": solution} for k in range(3)])
+    text = (
+        "name: t\ntask: {name: zebralogic, path: z.jsonl, held_out: 0.01}\n"
+        f"team: {{model: tabular, max_tokens: 2, agents: [{{name: a}}]}}\neval: {{every: {every}}}\n"
+    )
+    session = build(loads(text, "team.yaml").anchored(tmp_path))
+    assert len(session.task.problems("train")) == 3
+    if every:
+        with pytest.raises(UserError, match=r"no held-out problem to evaluate on: raise task\.held_out"):
+            doubts(session)
+    else:
+        doubts(session)
