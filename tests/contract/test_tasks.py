@@ -396,6 +396,17 @@ def test_votes_are_counted_by_answer(tmp_path: Path) -> None:
     extract = DataTask(path, grader="number").extract
     assert extract("So it is 7") == extract("= 7.0") != extract("I think 3")
     assert extract("no idea") is None
+    assert extract("50%") == extract("0.5") == extract("1/2") != extract("50")
+
+
+def test_votes_on_a_pattern_are_counted_by_its_group(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"question": f"q{i}", "answer": "7"} for i in range(4)])
+    task = DataTask(path, grader="regex", pattern=r"#### (\S+)")
+    try:
+        assert task.extract("I add. #### Ab") == task.extract("<think>#### 3</think>So #### ab") == "ab"
+        assert task.extract("no idea") is None
+    finally:
+        task.close()
 
 
 def test_data_settings_are_checked(tmp_path: Path) -> None:

@@ -41,10 +41,11 @@ class Number:
 
     def same(self, other: Number) -> bool:
         """Whether the values are equal. A percentage is a number of hundredths: 50% is 1/2 and 0.5, never 50."""
-        return self._worth == other._worth
+        return self.worth == other.worth
 
     @property
-    def _worth(self) -> Fraction:
+    def worth(self) -> Fraction:
+        """The value, in which 50% is 1/2."""
         return self.value / 100 if self.percent else self.value
 
 

@@ -350,10 +350,13 @@ def _balanced(answer: str) -> bool:
 
 
 def _canonical(answer: str) -> str:
-    """A form that is equal for answers that are written alike or are the same plain number."""
+    """A form that is equal for answers that are written alike or are the same plain number. A percentage is a number of
+    hundredths, but 500% is not 5: where the truth is an integer, only one of the two is right."""
     cleaned = clean(answer)
     number = numeral(cleaned)
-    return cleaned.replace(" ", "") if number is None else f"{number.value}{'%' if number.percent else ''}"
+    if number is None:
+        return cleaned.replace(" ", "")
+    return f"{number.value}%" if number.percent and number.worth.denominator == 1 else str(number.worth)
 
 
 def _changed(answer: str) -> str:

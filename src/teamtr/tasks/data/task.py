@@ -214,6 +214,7 @@ class DataTask(Benchmark):
     ) -> None:
         self.grades_early = grade_early or (grader == "regex" and not rewards)
         self._is_number = grader == "number"
+        self._pattern = pattern
         self.reward_range = None if grader.startswith(PYTHON) or rewards else 1.0
         self._reader = ProblemReader(
             question,
@@ -264,10 +265,14 @@ class DataTask(Benchmark):
         return []
 
     def extract(self, text: str) -> str | None:
+        said = after_thinking(text)
         if self._is_number:
-            number = last_number(after_thinking(text))
-            return None if number is None else str(number)
-        return normalize(after_thinking(text)) or None
+            number = last_number(said)
+            return None if number is None else str(number.worth)
+        if self._pattern is not None:
+            [found] = self._pool.submit("regex", [{"text": said}], {"pattern": self._pattern})
+            said = found.value or ""  # None if nothing matches, or if the search failed
+        return normalize(said) or None
 
     def close(self) -> None:
         self._pool.close()
