@@ -330,3 +330,38 @@ def test_a_share_of_few_rows_that_holds_out_nothing_is_refused_if_it_is_to_be_ev
             doubts(session)
     else:
         doubts(session)
+
+
+# -- rows of a Python program, which are read as those of a file are ------------------------------------------
+
+
+def test_the_assistants_message_is_the_answer_of_a_row_that_has_no_other():
+    heard: list[Any] = []
+
+    def reward(completions: list[str], answer: list[str]) -> list[float]:
+        heard.extend(answer)
+        return [0.0] * len(completions)
+
+    asked = {"role": "user", "content": "q"}
+    rows = [
+        {"prompt": [{"role": "system", "content": "s"}, asked, {"role": "assistant", "content": "chat"}]},
+        {"prompt": [asked, {"role": "assistant", "content": "chat"}], "answer": "column"},
+    ]
+    task = RewardTask(reward, rows, rows[:1])
+    problems = task.problems("train")
+    assert [problem.answer for problem in problems] == ["chat", "column"]
+    task.grade([(problem, "", ()) for problem in problems])
+    assert heard == ["chat", "column"]
+    assert task.warnings == ("the system prompts of 2 rows are left out: give agents a system_prompt",)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("image", "data:image/png;base64,abc", "row 1, column 'image': an image: teams of language models"),
+        ("completions", "theirs", "rename its column 'completions'"),
+    ],
+)
+def test_a_column_that_agents_or_rewards_would_never_see_is_refused(column: str, value: str, said: str):
+    with pytest.raises(UserError, match=said):
+        RewardTask(len, [{"prompt": "p"}, {"prompt": "q", column: value}])
