@@ -305,20 +305,25 @@ class DataTask(Benchmark):
         }
 
     def _check_duplicates(self) -> None:
-        answers: dict[str, list[str]] = {}
-        sides: dict[str, set[str]] = {}
+        answers: dict[_Question, list[str]] = {}
+        sides: dict[_Question, set[str]] = {}
         for split, problems in self._splits.items():
             for problem in problems:
-                sides.setdefault(problem.prompt, set()).add(split)
-                said = answers.setdefault(problem.prompt, [])
+                question = problem.prompt, tuple(sorted(problem.private.items()))
+                sides.setdefault(question, set()).add(split)
+                said = answers.setdefault(question, [])
                 if str(problem.answer) not in said:
                     said.append(str(problem.answer))
-        for prompt, said in answers.items():
+        for (prompt, _), said in answers.items():
             if len(said) > 1:
                 self.warnings += (f"one question, {len(said)} different answers {said}: {shown(prompt)}",)
-        for prompt, splits in sides.items():
+        for (prompt, _), splits in sides.items():
             if len(splits) > 1:
                 self.warnings += (f"one question in several splits {sorted(splits)}: {shown(prompt)}",)
+
+
+_Question = tuple[str, tuple[tuple[str, str], ...]]
+"""What agents are shown: the prompt, and what is private to some of them."""
 
 
 def _columns(problems: Sequence[Problem]) -> list[str]:
