@@ -21,7 +21,7 @@ from teamtr.session.checks import doubts
 from teamtr.tasks import DataTask, TaskContext
 from teamtr.tasks.benchmarks.math import Math
 from teamtr.tasks.data.rows import DataError, read_rows
-from teamtr.tasks.registry import build_task
+from teamtr.tasks.registry import benchmark, build_task
 
 ROWS = [{"question": f'What is "{k}", and\nwhy?', "answer": str(k), "level": f"l{k}"} for k in range(12)]
 
@@ -310,6 +310,22 @@ def test_an_id_that_is_empty_is_none():
     ids = [problem.id for problem in RewardTask(len, rows, rows[:1]).problems("train")]
     assert len(set(ids)) == 2
     assert not any("None" in ident for ident in ids)
+
+
+def test_empty_ids_do_not_put_all_problems_into_one_split(tmp_path: Path):
+    solution = {"header": ["House", "Name"], "rows": [["1", "ann"], ["2", "bob"]]}
+    rows = [{"id": None, "puzzle": f"puzzle {k}", "solution": solution} for k in range(12)]
+    task = benchmark("zebralogic", as_jsonl(tmp_path / "z.jsonl", rows), held_out=0.5)
+    assert task.problems("train")
+    assert task.problems("test")
+    assert len({problem.id for split in ("train", "test") for problem in task.problems(split)}) == len(rows)
+
+
+def test_questions_that_differ_in_what_is_private_are_different_questions(tmp_path: Path):
+    rows = [{"question": "Which?", "answer": str(k), "hint": f"number {k}"} for k in (1, 2)]
+    assert DataTask(as_jsonl(tmp_path / "d.jsonl", rows), held_out=0, private={"a": "hint"}).warnings == ()
+    [warning] = DataTask(tmp_path / "d.jsonl", held_out=0).warnings
+    assert "one question, 2 different answers" in warning
 
 
 # -- nothing held out -----------------------------------------------------------------------------------------

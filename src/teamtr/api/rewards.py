@@ -18,7 +18,7 @@ from teamtr.tasks import Task
 from teamtr.tasks.data.chat import Chat, is_chat, read_chat
 from teamtr.tasks.data.graders import GIVEN
 from teamtr.tasks.data.rows import image_refusal
-from teamtr.tasks.data.split import OwnNames
+from teamtr.tasks.data.split import OwnNames, name_of
 from teamtr.tasks.rewards import BadReward, Part, Value, breakdown_of, messages_of
 from teamtr.types import Problem, Verdict
 
@@ -214,8 +214,7 @@ def _read(rows: Dataset, what: str) -> _Rows:
         if asked.reply is not None and not any(name in row for name in ANSWERS):
             columns["answer"] = asked.reply
         answer = next((columns[name] for name in ANSWERS if name in columns), None)
-        given = row.get("id")
-        name = hashlib.blake2b(asked.prompt.encode(), digest_size=6).hexdigest() if given is None else str(given)
+        name = name_of(row, ("id",), hashlib.blake2b(asked.prompt.encode(), digest_size=6).hexdigest())
         found.append(Problem(names.own(name), asked.prompt, answer, columns=columns))
     if not found:
         raise UserError(f"{what} has no rows")

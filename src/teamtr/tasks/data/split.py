@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from teamtr.errors import UserError
 from teamtr.types import Problem
@@ -19,6 +20,12 @@ def unit_hash(text: str) -> float:
 def digest(text: str) -> str:
     """Twelve hexadecimal digits that identify a text, for rows without an id."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def name_of(row: Mapping[str, Any], keys: Sequence[str], otherwise: str) -> str:
+    """The row's name: the first of these columns that is not empty, or else ``otherwise``. A data set may have a column
+    of names in which some rows, or all, have none."""
+    return next((str(row[key]) for key in keys if row.get(key) is not None), otherwise)
 
 
 class OwnNames:

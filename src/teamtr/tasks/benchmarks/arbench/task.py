@@ -27,7 +27,7 @@ from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
 from teamtr.tasks.config import PlayedConfig, TeamSection
 from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
-from teamtr.tasks.data.split import OwnNames
+from teamtr.tasks.data.split import OwnNames, name_of
 from teamtr.tasks.players import Player, PlayerConfig
 from teamtr.text import shown
 from teamtr.types import Problem, Situation
@@ -142,7 +142,7 @@ def rows_in(file: Path) -> Iterator[Row]:
 
 def row_id(row: Mapping[str, Any], otherwise: str) -> str:
     """The row's ``id``, else its ``index`` (the benchmark's name for it), else ``otherwise``."""
-    return str(row.get("id", row.get("index", otherwise)))
+    return name_of(row, ("id", "index"), otherwise)
 
 
 def text_in(row: Mapping[str, Any], key: str, where: str) -> str:
