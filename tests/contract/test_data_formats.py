@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from called import invoke
+from teamtr.api.rewards import RewardTask
 from teamtr.config import loads
 from teamtr.errors import UserError
+from teamtr.session.build import build
+from teamtr.session.checks import doubts
 from teamtr.tasks import DataTask, TaskContext
+from teamtr.tasks.benchmarks.math import Math
 from teamtr.tasks.data.rows import DataError, read_rows
-from teamtr.tasks.registry import build_task
+from teamtr.tasks.registry import benchmark, build_task
 
 ROWS = [{"question": f'What is "{k}", and\nwhy?', "answer": str(k), "level": f"l{k}"} for k in range(12)]
 
@@ -287,3 +291,96 @@ def test_grade_takes_functions_and_shows_what_they_print(tmp_path: Path):
 def test_what_grade_is_told_wrong(arguments: list[str], complaint: str, tmp_path: Path):
     result, _ = graded(tmp_path, [{"id": "x", "response": "a"}], *arguments, code=2)
     assert complaint in result.stderr
+
+
+# -- names of problems ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [["a", "a", "a-2", "a"], ["a-2", "a", "a"]])
+def test_no_two_problems_have_one_id_even_if_a_row_has_the_name_that_another_would_get(
+    names: list[str], tmp_path: Path
+):
+    rows = [{"prompt": f"What is {k}?", "id": name, "answer": str(k)} for k, name in enumerate(names)]
+    of_rows = RewardTask(len, rows, rows[:1]).problems("train")
+    of_file = Math(train=as_jsonl(tmp_path / "d.jsonl", rows)).problems("train")
+    for problems in (of_rows, of_file):
+        assert [problem.prompt.partition("\n")[0] for problem in problems] == [row["prompt"] for row in rows]
+        assert len({problem.id for problem in problems}) == len(rows)
+
+
+def test_an_id_that_is_empty_is_none():
+    rows = [{"prompt": f"p{k}", "id": None} for k in range(2)]
+    ids = [problem.id for problem in RewardTask(len, rows, rows[:1]).problems("train")]
+    assert len(set(ids)) == 2
+    assert not any("None" in ident for ident in ids)
+
+
+def test_empty_ids_do_not_put_all_problems_into_one_split(tmp_path: Path):
+    solution = {"header": ["House", "Name"], "rows": [["1", "ann"], ["2", "bob"]]}
+    rows = [{"id": None, "puzzle": f"puzzle {k}", "solution": solution} for k in range(12)]
+    task = benchmark("zebralogic", as_jsonl(tmp_path / "z.jsonl", rows), held_out=0.5)
+    assert task.problems("train")
+    assert task.problems("test")
+    assert len({problem.id for split in ("train", "test") for problem in task.problems(split)}) == len(rows)
+
+
+def test_questions_that_differ_in_what_is_private_are_different_questions(tmp_path: Path):
+    rows = [{"question": "Which?", "answer": str(k), "hint": f"number {k}"} for k in (1, 2)]
+    assert DataTask(as_jsonl(tmp_path / "d.jsonl", rows), held_out=0, private={"a": "hint"}).warnings == ()
+    [warning] = DataTask(tmp_path / "d.jsonl", held_out=0).warnings
+    assert "one question, 2 different answers" in warning
+
+
+# -- nothing held out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_share_of_few_rows_that_holds_out_nothing_is_refused_if_it_is_to_be_evaluated(every: int, tmp_path: Path):
+    solution = {"header": ["House", "Name"], "rows": [["1", "ann"], ["2", "bob"]]}
+    as_jsonl(tmp_path / "z.jsonl", [{"puzzle": f"puzzle {k}", "solution": solution} for k in range(3)])
+    text = (
+        "name: t\ntask: {name: zebralogic, path: z.jsonl, held_out: 0.01}\n"
+        f"team: {{model: tabular, max_tokens: 2, agents: [{{name: a}}]}}\neval: {{every: {every}}}\n"
+    )
+    session = build(loads(text, "team.yaml").anchored(tmp_path))
+    assert len(session.task.problems("train")) == 3
+    if every:
+        with pytest.raises(UserError, match=r"no held-out problem to evaluate on: raise task\.held_out"):
+            doubts(session)
+    else:
+        doubts(session)
+
+
+# -- rows of a Python program, which are read as those of a file are ------------------------------------------
+
+
+def test_the_assistants_message_is_the_answer_of_a_row_that_has_no_other():
+    heard: list[Any] = []
+
+    def reward(completions: list[str], answer: list[str]) -> list[float]:
+        heard.extend(answer)
+        return [0.0] * len(completions)
+
+    asked = {"role": "user", "content": "q"}
+    rows = [
+        {"prompt": [{"role": "system", "content": "s"}, asked, {"role": "assistant", "content": "chat"}]},
+        {"prompt": [asked, {"role": "assistant", "content": "chat"}], "answer": "column"},
+    ]
+    task = RewardTask(reward, rows, rows[:1])
+    problems = task.problems("train")
+    assert [problem.answer for problem in problems] == ["chat", "column"]
+    task.grade([(problem, "", ()) for problem in problems])
+    assert heard == ["chat", "column"]
+    assert task.warnings == ("the system prompts of 2 rows are left out: give agents a system_prompt",)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("image", "data:image/png;base64,abc", "row 1, column 'image': an image: teams of language models"),
+        ("completions", "theirs", "rename its column 'completions'"),
+    ],
+)
+def test_a_column_that_agents_or_rewards_would_never_see_is_refused(column: str, value: str, said: str):
+    with pytest.raises(UserError, match=said):
+        RewardTask(len, [{"prompt": "p"}, {"prompt": "q", column: value}])

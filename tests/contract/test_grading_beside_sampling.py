@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -115,6 +116,25 @@ def test_a_batch_graded_beside_the_sampler_is_the_same_to_the_bit(rounds: int):
     assert_same(played(world, context), expected)
     assert sum(count for _, count in task.calls) == len(expected.episodes), "each is graded once"
     assert nothing_runs()
+
+
+def test_two_problems_of_one_id_keep_their_own_verdicts():
+    """Ids come from rows, and a class of one's own need not make them differ."""
+
+    class ByAnswer(Early):
+        def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+            super().grade(episodes)
+            return [Verdict("right", 1.0) if p.answer == said else Verdict("wrong", 0.0) for p, said, _ in episodes]
+
+    task = ByAnswer()
+    asked = [(Problem("twice", "?", answer), "a", ("a",)) for answer in ("a", "b")]
+    with Grading(task) as grading:
+        for one in asked:
+            grading.ended(one)
+            assert task.graded_one.wait(PATIENCE_S)
+        while task.early < 2:
+            time.sleep(0.01)
+        assert [verdict.right for verdict in grading.verdicts(asked)] == [True, False]
 
 
 def test_what_is_graded_early_is_not_graded_again():

@@ -107,6 +107,8 @@ def test_votes_are_counted_by_answer() -> None:
     extract = Math().extract
     assert extract(r"\boxed{\frac12}") == extract("Answer: 0.5") == extract(r"\boxed{1/2}") != extract(r"\boxed{2}")
     assert extract(r"\boxed{x + 1}") == extract("$x+1$")
+    assert extract(r"\boxed{50\%}") == extract(r"\boxed{0.5}"), "right for the same truths"
+    assert extract(r"\boxed{500\%}") != extract(r"\boxed{5}"), "if the truth is 5, only one is right"
     assert extract("I would rather not say it") is None
     assert Gsm8k().extract("#### 1,200") == Gsm8k().extract("A: 1200")
 

@@ -98,6 +98,15 @@ def test_who_plays_sees_what_is_private_to_it(method: Method) -> None:
         assert f"You are {agent.upper()}." in prompt
 
 
+def test_a_role_with_the_name_of_an_agent_does_not_see_what_is_private_to_that_agent() -> None:
+    secret = replace(P0[0], private={"solver": "the solver's half"})
+    cast, sampler = cast_of(rambling, ("solver", "checker"))
+    play_method(ChainOfThought(), cast, [secret], 1, seed=0)
+    [(agent, prompt, _)] = sampler.asked
+    assert agent == "checker"  # it plays the role "solver"
+    assert "half" not in prompt
+
+
 def test_the_team_as_written_is_what_play_plays() -> None:
     router = Schedule.repeated(("ann", "bob"), 2)
     cast, _ = cast_of(rambling, ("ann", "bob"), router=router, answer="ann")
@@ -278,6 +287,14 @@ def test_a_judge_or_verifier_that_is_not_in_the_team_is_refused() -> None:
         ("7", 7),
         ("8/10", 8),
         ("8 / 10.", 8),
+        ("I rate it 3 out of 10.", 3),
+        ("**3** out of 10", 3),
+        ("3 (out of 10)", 3),
+        ("3 of 10", 3),
+        ("8/10 of 10 steps are right: 4", 4),
+        ("two of 10", 10),
+        ("I am 20% sure", 2),
+        ("100%", 10),
         ("7.5", 7.5),
         ("1, no 3", 3),
         ("99", 10),

@@ -183,6 +183,15 @@ def test_what_is_no_tool_is_refused_with_its_name(file: Path, name: str, told: s
 # -- calls that go well, and calls that do not -------------------------------------------------------------------------
 
 
+def test_two_functions_of_one_name_are_refused(tmp_path: Path):
+    """Otherwise the later one would answer every call."""
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(f"def same() -> str:\n    return '{name}'\n")
+    sources = [f"python:{tmp_path}/{name}.py:same" for name in ("first", "second")]
+    with pytest.raises(UserError, match="two tools are called 'same': rename one of them"):
+        FunctionTools(sources, seconds=5.0, memory_mb=2048)
+
+
 def test_results_are_text_or_json(tools: FunctionTools):
     assert result(tools, "double", n=4) == "8"
     assert result(tools, "double", n=4, sign="-") == "-8"

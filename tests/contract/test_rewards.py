@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from made_run import update_record, write_log
 from teamtr.analysis.report import build_report
 from teamtr.analysis.report.section import shown
 from teamtr.api.rewards import RewardTask
+from teamtr.batches import RolloutBatch
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.errors import UserError
@@ -29,7 +31,8 @@ from teamtr.tasks import DataTask
 from teamtr.tasks.data.graders import ExtraReward
 from teamtr.tasks.rewards import BadReward, Part, breakdown_of
 from teamtr.trackers import point
-from teamtr.types import Breakdown, Message, Reply, Transcript, Turn
+from teamtr.training.rewards import rewards_of
+from teamtr.types import Breakdown, Episode, Message, Problem, Reply, Transcript, Turn, Verdict
 
 FUNCTIONS = '''
 def right(completions, answer, **_):
@@ -220,6 +223,30 @@ def test_what_a_function_in_this_process_prints_is_shown_and_kept(capsys: pytest
     graded(task)
     assert capsys.readouterr().out == "judging yes\n"
     assert task.printed.take() == "judging yes"
+
+
+def batch_of(*verdicts: Verdict) -> RolloutBatch:
+    turns = (turn("ann", "think"), turn("bob", "yes", 1))
+    episodes = tuple(Episode("p", g, turns, "yes", verdict, "v") for g, verdict in enumerate(verdicts))
+    return RolloutBatch((Problem("p", "?"),), episodes, len(verdicts))
+
+
+def test_the_parts_sum_to_the_mean_reward_where_the_grader_failed_on_some():
+    made = Breakdown(1.0, {"ann": 2.0, "bob": 0.5}, parts={"right": 1.0, "spoken_by": 2.5})
+    failed, unknown = Verdict("timeout", 0.0), Verdict("crash", math.nan)
+    report = rewards_of(batch_of(Verdict("right", 3.5, breakdown=made), failed, failed, failed, unknown))
+    assert report is not None
+    assert report.parts == {"right": 0.25, "spoken_by": 0.625}
+    assert sum(report.parts.values()) == 3.5 / 4
+    assert report.agents == {"ann": 0.5, "bob": 0.125}
+
+
+def test_a_function_that_rewards_agents_in_some_episodes_and_the_team_in_others():
+    made = Breakdown(by_agent={"ann": 2.0, "bob": -1.0}, parts={"mixed": 1.0})
+    report = rewards_of(batch_of(Verdict("right", 1.0, breakdown=made), Verdict("right", 5.0)))
+    assert report is not None
+    assert report.parts == {"mixed": 3.0}
+    assert report.agents == {"ann": 1.0, "bob": -0.5}
 
 
 # -- in a run -------------------------------------------------------------------------------------------------

@@ -221,6 +221,12 @@ def test_roles_format_examples_do_not_assign_roles() -> None:
         ("025", "25"),
         ("2e-3", "1/500"),
         ("3/4 of it", "3/4"),
+        ("so 1 1/2 cups", "3/2"),
+        ("-2 3/4", "-11/4"),
+        ("1,000 1/2", "2001/2"),
+        ("-5 9/4", "9/4"),
+        ("7  1/2", "1/2"),
+        ("12 1/2%", "25/2%"),
         ("50 %", "50%"),
         ("5 kg of CO2", "5"),
         ("see v1.2", None),
@@ -241,6 +247,8 @@ def test_last_number(text: str, number: str | None) -> None:
     [
         ("0.50", "1/2", True),
         ("so 1,000", "1000.0", True),
+        ("1.5", "1 1/2", True),
+        ("1/2", "1 1/2", False),
         ("0.1", "0.10000001", False),
         ("50%", "50", False),
         ("50", "50%", False),
@@ -396,6 +404,17 @@ def test_votes_are_counted_by_answer(tmp_path: Path) -> None:
     extract = DataTask(path, grader="number").extract
     assert extract("So it is 7") == extract("= 7.0") != extract("I think 3")
     assert extract("no idea") is None
+    assert extract("50%") == extract("0.5") == extract("1/2") != extract("50")
+
+
+def test_votes_on_a_pattern_are_counted_by_its_group(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"question": f"q{i}", "answer": "7"} for i in range(4)])
+    task = DataTask(path, grader="regex", pattern=r"#### (\S+)")
+    try:
+        assert task.extract("I add. #### Ab") == task.extract("<think>#### 3</think>So #### ab") == "ab"
+        assert task.extract("no idea") is None
+    finally:
+        task.close()
 
 
 def test_data_settings_are_checked(tmp_path: Path) -> None:

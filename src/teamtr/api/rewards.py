@@ -9,13 +9,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from teamtr.errors import UserError
 from teamtr.grading.printed import Printed
 from teamtr.grading.workers.worker import reward_value
 from teamtr.tasks import Task
-from teamtr.tasks.data.chat import is_chat, read_chat
+from teamtr.tasks.data.chat import Chat, is_chat, read_chat
+from teamtr.tasks.data.graders import GIVEN
+from teamtr.tasks.data.rows import image_refusal
+from teamtr.tasks.data.split import OwnNames, name_of
 from teamtr.tasks.rewards import BadReward, Part, Value, breakdown_of, messages_of
 from teamtr.types import Problem, Verdict
 
@@ -43,7 +46,8 @@ class RewardTask(Task):
         reward_funcs: one function, or several whose rewards are added.
         weights: weights of the functions, in their order; 1 each by default.
         train: rows with a ``prompt`` (or ``question``, ``problem``): a string, or chat messages, of which the user's
-            message is used. ``answer`` (or ``solution``, ``target``) is the reference answer, if there is one.
+            message is used. ``answer`` (or ``solution``, ``target``) is the reference answer, if there is one; without
+            it, the assistant's message after the user's, if there is one.
         test: held-out rows; without them, a tenth of the prompts of ``train`` is held out.
         threshold: a reward of at least this counts as success.
         reward_range: largest minus smallest reward, if known; needed for certificates.
@@ -64,11 +68,15 @@ class RewardTask(Task):
             raise UserError(f"reward_funcs must be a function, a list of functions or a Task, got {reward_funcs!r:.80}")
         self.weights = _weights(weights, len(self.functions))
         self.names = _names(self.functions)
-        rows = _problems(train, "train_dataset")
-        held_out = _problems(test, "eval_dataset") if test is not None else ()
+        rows, left_out = _read(train, "train_dataset")
         if test is None:
             rows, held_out = _hold_out(rows)
+        else:
+            held_out, more = _read(test, "eval_dataset")
+            left_out += more
         super().__init__({"train": rows, "test": held_out})
+        if left_out:
+            self.warnings += (f"the system prompts of {left_out} rows are left out: give agents a system_prompt",)
         self.threshold = threshold
         self.reward_range = reward_range
 
@@ -179,32 +187,46 @@ def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]
     return given
 
 
-def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
-    found, seen = [], Counter[str]()
+class _Rows(NamedTuple):
+    """The problems of rows, and how many of them had a system prompt, which is left out."""
+
+    problems: tuple[Problem, ...]
+    without_system: int
+
+
+def _read(rows: Dataset, what: str) -> _Rows:
+    found, names, without_system = list[Problem](), OwnNames(), 0
     for k, row in enumerate(rows):
+        where = f"{what}: row {k}"
         if not isinstance(row, Mapping):
-            raise UserError(f"{what}: row {k} is a {type(row).__name__}; give dicts with a 'prompt'")
+            raise UserError(f"{where} is a {type(row).__name__}; give dicts with a 'prompt'")
+        for name, value in row.items():
+            if refused := image_refusal(str(name), value):
+                raise UserError(f"{where}, column {name!r}: {refused}")
+        if taken := [name for name in GIVEN if name in row]:
+            raise UserError(f"{where}: a reward function gets {', '.join(GIVEN)}: rename its column {taken[0]!r}")
         column = next((name for name in PROMPTS if name in row), None)
         if column is None:
-            raise UserError(f"{what}: row {k} has no 'prompt' (nor 'question' or 'problem'); it has {sorted(row)}")
-        prompt = _text(row[column], f"{what}: row {k}")
-        answer = next((row[name] for name in ANSWERS if name in row), None)
+            raise UserError(f"{where} has no 'prompt' (nor 'question' or 'problem'); it has {sorted(row)}")
+        asked = _asked(row[column], where)
+        without_system += asked.has_system
         columns = {str(name): value for name, value in row.items() if name != column}
-        base = str(row.get("id", hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest()))
-        seen[base] += 1
-        ident = base if seen[base] == 1 else f"{base}-{seen[base]}"
-        found.append(Problem(ident, prompt, answer, columns=columns))
+        if asked.reply is not None and not any(name in row for name in ANSWERS):
+            columns["answer"] = asked.reply
+        answer = next((columns[name] for name in ANSWERS if name in columns), None)
+        name = name_of(row, ("id",), hashlib.blake2b(asked.prompt.encode(), digest_size=6).hexdigest())
+        found.append(Problem(names.own(name), asked.prompt, answer, columns=columns))
     if not found:
         raise UserError(f"{what} has no rows")
-    return tuple(found)
+    return _Rows(tuple(found), without_system)
 
 
-def _text(prompt: Any, where: str) -> str:
-    """A prompt as text: a string, or the user's message from a list of chat messages."""
+def _asked(prompt: Any, where: str) -> Chat:
+    """A prompt as text: a string, or the user's message from a list of chat messages, with the reply to it."""
     if isinstance(prompt, str):
-        return prompt
+        return Chat(prompt, None, False)
     if is_chat(prompt):
-        return read_chat(prompt, where).prompt
+        return read_chat(prompt, where)
     raise UserError(f"{where}: its prompt is a {type(prompt).__name__}; give a string or chat messages")
 
 

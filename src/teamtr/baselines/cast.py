@@ -50,9 +50,12 @@ class Scene:
     agents: Mapping[str, str]
 
     def begin(self, problem: Problem, turns: Sequence[Turn] = ()) -> EpisodeState:
-        """An episode with these turns so far. A speaker sees the private prompt of the agent that plays it."""
-        shown = {name: problem.private[agent] for name, agent in self.agents.items() if agent in problem.private}
-        return EpisodeState(replace(problem, private={**problem.private, **shown}), turns=list(turns))
+        """An episode with these turns so far. A speaker sees the private prompt of the agent that plays it, and not
+        that of an agent whose name it happens to have."""
+        if self.agents:
+            shown = {name: problem.private[agent] for name, agent in self.agents.items() if agent in problem.private}
+            problem = replace(problem, private=shown)
+        return EpisodeState(problem, turns=list(turns))
 
     def play(self, states: Sequence[EpisodeState], draws: Draws) -> None:
         """Play these episodes to their end."""

@@ -69,7 +69,7 @@ def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool =
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(
         verdicts_PK=[[e.verdict for e in row] for row in rows],
-        answers_PK=[[_vote(e) for e in row] for row in rows],
+        answers_PK=[[_vote(context, p, e) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
         stated_PK=_stated(context, batch) if consensus else None,
         labels_P=[task.labels(problem) for problem in batch.problems],
         measures_PK=[[task.measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
@@ -77,10 +77,17 @@ def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool =
     )
 
 
-def _vote(episode: Episode) -> str | None:
-    """The answer in a comparable form; None if the grader found none: a reply without an answer does not vote."""
+def _vote(context: RolloutContext, problem: Problem, episode: Episode) -> str | None:
+    """The answer in the form in which the task counts votes, as one answer may be written in several ways; None if the
+    grader found none: a reply without an answer does not vote."""
     verdict = episode.verdict
-    return None if verdict.kind == "unparsed" else verdict.extracted or episode.answer or None
+    if verdict.kind == "unparsed":
+        return None
+    said = verdict.extracted or episode.answer or None
+    if verdict.failed or not episode.answer or grades_dialogue(context, problem):
+        return said
+    stated = context.task.extract(episode.answer)
+    return said if stated is None or stated == episode.answer else stated  # a task of its own may not extract
 
 
 def evaluate(

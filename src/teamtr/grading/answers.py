@@ -18,6 +18,7 @@ _WORD_OR_NUMBER = re.compile(
     [^\W\d]\w*(?:\.\d+)*                                # a word with its digits: the 2 of CO2 is no number
     | (?P<number>
         (?P<sign>(?<![\w)\]}])[-+\u2212])?              # a sign, unless it is the minus of 5-3
+        (?:(?P<units>\d{1,3}(?:,\d{3})+|\d+)[ ](?=\d+/\d))?    # the 1 of 1 1/2
         (?P<whole>\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))
         (?P<decimals>\.\d+)?
         (?P<exponent>[eE][-+]?\d+)?
@@ -41,10 +42,11 @@ class Number:
 
     def same(self, other: Number) -> bool:
         """Whether the values are equal. A percentage is a number of hundredths: 50% is 1/2 and 0.5, never 50."""
-        return self._worth == other._worth
+        return self.worth == other.worth
 
     @property
-    def _worth(self) -> Fraction:
+    def worth(self) -> Fraction:
+        """The value, in which 50% is 1/2."""
         return self.value / 100 if self.percent else self.value
 
 
@@ -59,7 +61,7 @@ def exact_match(text: str, answer: str) -> bool:
 
 
 def last_number(text: str) -> Number | None:
-    """The last number written in the text: ``-3``, ``1,234.50``, ``.5``, ``2e-3``, ``1/2`` or ``50%``.
+    """The last number written in the text: ``-3``, ``1,234.50``, ``.5``, ``2e-3``, ``1/2``, ``1 1/2`` or ``50%``.
 
     None if there is none, or if it is unsuitable for exact arithmetic (division by zero, more than 200 characters, an
     exponent beyond 400).
@@ -74,9 +76,16 @@ def last_number(text: str) -> Number | None:
     denominator = int(last["denominator"] or 1)
     if abs(exponent) > _LARGEST_EXPONENT or denominator == 0:
         return None
-    value = Fraction((last["whole"].replace(",", "") or "0") + (last["decimals"] or "")) * Fraction(10) ** exponent
+    value = Fraction(_digits(last["whole"]) + (last["decimals"] or "")) * Fraction(10) ** exponent / denominator
     negative = last["sign"] in ("-", "\u2212")
-    return Number((-value if negative else value) / denominator, percent=last["percent"] is not None)
+    if last["units"] is not None:
+        is_mixed = last["decimals"] is None and last["exponent"] is None and value < 1
+        value, negative = (value + int(_digits(last["units"])), negative) if is_mixed else (value, False)
+    return Number(-value if negative else value, percent=last["percent"] is not None)
+
+
+def _digits(written: str) -> str:
+    return written.replace(",", "") or "0"
 
 
 def number_match(text: str, answer: str) -> bool:

@@ -32,7 +32,7 @@ class Grading:
         self._waiting: deque[Asked] = deque()
         self._more = threading.Condition()
         self._over = False
-        self._found: dict[_Key, list[Verdict]] = {}
+        self._found: dict[_Key, list[tuple[Asked, Verdict]]] = {}
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ class Grading:
     def verdicts(self, asked: Sequence[Asked]) -> list[Verdict]:
         """One verdict per episode, in order; grades those that have no early verdict."""
         self._stop()
-        verdicts = {k: found.pop() for k, one in enumerate(asked) if (found := self._found.get(_key(one)))}
+        verdicts = {k: found.pop()[1] for k, one in enumerate(asked) if (found := self._found.get(_key(one)))}
         left = [k for k in range(len(asked)) if k not in verdicts]
         verdicts.update(zip(left, self._task.grade([asked[k] for k in left]) if left else (), strict=True))
         return [verdicts[k] for k in range(len(asked))]
@@ -86,7 +86,7 @@ class Grading:
             if len(good) < len(found):
                 self._forget_failures(before)
             for one, verdict in good:
-                self._found.setdefault(_key(one), []).append(verdict)
+                self._found.setdefault(_key(one), []).append((one, verdict))
             seconds = time.perf_counter() - began
             most = max(1, min(2 * len(part), int(len(part) * SECONDS_AT_ONCE / max(seconds, 1e-9))))
 
@@ -105,9 +105,11 @@ class Grading:
         self._task.failures.update(before)
 
 
-_Key = tuple[str, str, tuple[Spoken | str, ...]]
+_Key = tuple[int, str, tuple[Spoken | str, ...]]
 
 
 def _key(asked: Asked) -> _Key:
+    """The problem itself counts, not its id: rows of a data set may share one. A verdict is kept with what was asked,
+    so that no other problem takes the place of this one in memory."""
     problem, answer, texts = asked
-    return problem.id, answer, texts.spoken if isinstance(texts, Transcript) else tuple(texts)
+    return id(problem), answer, texts.spoken if isinstance(texts, Transcript) else tuple(texts)

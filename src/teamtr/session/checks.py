@@ -116,7 +116,8 @@ def self_test(session: Session) -> list[str]:
 
 
 def doubts(session: Session) -> list[str]:
-    """Warnings about what makes it unlikely that something is learned, or that learning can be measured."""
+    """Warnings about what makes it unlikely that something is learned, or that learning can be measured. Raises
+    UserError if there is nothing to measure it on."""
     settings, task = session.team_file, session.task
     problems, found = task.problems("train"), []
     for name in session.team.trainable:
@@ -131,7 +132,12 @@ def doubts(session: Session) -> list[str]:
         found.append(
             f"{len(problems)} problems to train on, and plan.problems is {wanted}{matched}: every batch has all of them"
         )
-    if settings.eval.every and 0 < (held_out := len(task.problems("test"))) < FEW:
+    held_out = len(task.problems("test")) if settings.eval.every else FEW
+    if not held_out:
+        raise UserError(
+            "the task has no held-out problem to evaluate on: raise task.held_out, give task.test, or set eval.every: 0"
+        )
+    if held_out < FEW:
         found.append(f"{held_out} held-out problems: too few for informative intervals")
     untaught = not task.format_examples(generator(settings.seed, "form"), 1)
     if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):

@@ -70,7 +70,12 @@ class Function:
 def functions(sources: Sequence[str]) -> Callable[[list[dict[str, Any]]], Iterator[Any]]:
     """A handler for the tools that ``python:FILE:NAME`` sources name, each a function or a list of functions. An item
     asks either to ``describe`` all tools or to call one."""
-    tools = {function.name: function for source in sources for function in _functions_of(source)}
+    tools: dict[str, Function] = {}
+    for source in sources:
+        for function in _functions_of(source):
+            if function.name in tools:
+                raise UserError(f"{source}: two tools are called {function.name!r}: rename one of them")
+            tools[function.name] = function
 
     def answers(items: list[dict[str, Any]]) -> Iterator[Any]:
         for item in items:

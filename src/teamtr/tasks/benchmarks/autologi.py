@@ -31,7 +31,7 @@ from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.benchmarks.zebralogic import last_object
 from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.rows import DataError
-from teamtr.tasks.data.split import digest
+from teamtr.tasks.data.split import digest, name_of
 from teamtr.tasks.registry import task
 from teamtr.text import shown
 from teamtr.types import Problem, Verdict
@@ -291,7 +291,7 @@ def _problem(row: Mapping[str, Any]) -> Problem:
     if not isinstance(prompt, str) or not prompt.strip():
         prompt = _prompt(row, lang)
     columns = {"code": _code(row.get("code")), "lang": lang, "group_id": row.get("group_id")}
-    return Problem(id=str(row.get("id", row.get("idx", digest(prompt)))), prompt=prompt, columns=columns)
+    return Problem(id=name_of(row, ("id", "idx"), digest(prompt)), prompt=prompt, columns=columns)
 
 
 def _prompt(row: Mapping[str, Any], lang: str) -> str:

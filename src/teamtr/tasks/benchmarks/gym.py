@@ -39,7 +39,7 @@ from teamtr.settings.values import Above0, Positive, of_form
 from teamtr.tasks.base import Benchmark, Data, WrongAnswer, called
 from teamtr.tasks.config import TaskConfig, TaskContext
 from teamtr.tasks.data.rows import DataError
-from teamtr.tasks.data.split import digest
+from teamtr.tasks.data.split import digest, name_of
 from teamtr.tasks.registry import task
 from teamtr.text import shown
 from teamtr.types import Problem, Verdict
@@ -150,7 +150,7 @@ class Gym(Benchmark):
             raise DataError(f"{where}: {complaint}" if where else complaint)
         entry = {"question": question, "answer": row.get("answer"), "metadata": dict(metadata)}
         return Problem(
-            id=str(row.get("id", f"{self._family}-{digest(question)}")),
+            id=name_of(row, ("id",), f"{self._family}-{digest(question)}"),
             prompt=question,
             answer=self._stated(entry),
             columns={"entry": entry},

@@ -11,9 +11,8 @@ No data is shipped with TeamTR. A prompt asks for what the grader reads (``Rule.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar, Literal, Self
 
@@ -32,7 +31,7 @@ from teamtr.tasks.base import Benchmark, Data, Source, WrongAnswer, called, sour
 from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.overlap import Overlap, find_overlap, folded
 from teamtr.tasks.data.rows import DataError, Row, read_rows
-from teamtr.tasks.data.split import digest, unit_hash
+from teamtr.tasks.data.split import OwnNames, digest, unit_hash
 from teamtr.tasks.registry import task
 from teamtr.text import shown
 from teamtr.types import Problem, Verdict
@@ -336,13 +335,8 @@ def _id(row: Mapping[str, Any], question: str) -> str:
 
 def _with_own_ids(problems: Iterable[Problem]) -> list[Problem]:
     """Make ids unique: a problem whose id was used before gets a suffix."""
-    seen: Counter[str] = Counter()
-    own: list[Problem] = []
-    for problem in problems:
-        seen[problem.id] += 1
-        count = seen[problem.id]
-        own.append(problem if count == 1 else Problem(**{**vars(problem), "id": f"{problem.id}-{count}"}))
-    return own
+    names = OwnNames()
+    return [replace(problem, id=names.own(problem.id)) for problem in problems]
 
 
 def _balanced(answer: str) -> bool:
@@ -356,10 +350,13 @@ def _balanced(answer: str) -> bool:
 
 
 def _canonical(answer: str) -> str:
-    """A form that is equal for answers that are written alike or are the same plain number."""
+    """A form that is equal for answers that are written alike or are the same plain number. A percentage is a number of
+    hundredths, but 500% is not 5: where the truth is an integer, only one of the two is right."""
     cleaned = clean(answer)
     number = numeral(cleaned)
-    return cleaned.replace(" ", "") if number is None else f"{number.value}{'%' if number.percent else ''}"
+    if number is None:
+        return cleaned.replace(" ", "")
+    return f"{number.value}%" if number.percent and number.worth.denominator == 1 else str(number.worth)
 
 
 def _changed(answer: str) -> str:

@@ -31,7 +31,7 @@ from teamtr.settings.values import Flag, NonEmpty
 from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.rows import DataError
-from teamtr.tasks.data.split import digest
+from teamtr.tasks.data.split import digest, name_of
 from teamtr.tasks.registry import task
 from teamtr.text import shown
 from teamtr.types import Problem, Verdict
@@ -217,7 +217,7 @@ def _problem(row: Mapping[str, Any], template: str) -> Problem:
         # In one pass: a puzzle that happens to contain a placeholder keeps it.
         filled = {"{puzzle}": puzzle, "{json_template}": json.dumps({"reasoning": "___", "solution": form}, indent=4)}
         prompt = re.sub("|".join(map(re.escape, _PLACEHOLDERS)), lambda found: filled[found[0]], template)
-    return Problem(id=str(row.get("id", digest(puzzle))), prompt=prompt, answer=solution)
+    return Problem(id=name_of(row, ("id",), digest(puzzle)), prompt=prompt, answer=solution)
 
 
 def _solution(given: Any) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from teamtr.grading import last_number
 from teamtr.tasks.data.chat import is_chat, read_chat
 from teamtr.tasks.data.rows import DataError, Row, image_refusal, read_rows
-from teamtr.tasks.data.split import digest
+from teamtr.tasks.data.split import OwnNames, digest
 from teamtr.text import shown
 from teamtr.types import Problem
 
@@ -35,7 +34,7 @@ class ProblemReader:
     needs_answer: bool = True
     needs_number: bool = False
     without_system: int = 0
-    _seen: Counter[str] = field(default_factory=Counter)
+    _names: OwnNames = field(default_factory=OwnNames)
 
     def problems(self, source: str | Path) -> Iterator[Problem]:
         """The problems of a file, a folder or a hub dataset; the first row decides which columns are used."""
@@ -86,10 +85,8 @@ class ProblemReader:
             raise DataError(f"{row.where}: {which} must be text or a number, found {shown(right)}")
         if self.needs_number and last_number(str(right)) is None:
             raise DataError(f"{row.where}: grader 'number': no number in the answer {shown(right)}")
-        name = digest(text)
-        self._seen[name] += 1
         return Problem(
-            id=name if self._seen[name] == 1 else f"{name}-{self._seen[name]}",
+            id=self._names.own(digest(text)),
             prompt=text,
             answer=right,
             private={

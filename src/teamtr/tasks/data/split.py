@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from teamtr.errors import UserError
 from teamtr.types import Problem
@@ -18,6 +20,29 @@ def unit_hash(text: str) -> float:
 def digest(text: str) -> str:
     """Twelve hexadecimal digits that identify a text, for rows without an id."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def name_of(row: Mapping[str, Any], keys: Sequence[str], otherwise: str) -> str:
+    """The row's name: the first of these columns that is not empty, or else ``otherwise``. A data set may have a column
+    of names in which some rows, or all, have none."""
+    return next((str(row[key]) for key in keys if row.get(key) is not None), otherwise)
+
+
+class OwnNames:
+    """Tells equal names apart: the second NAME becomes NAME-2, and so on, but never a name that was given before."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._given = set[str]()
+
+    def own(self, name: str) -> str:
+        while True:
+            self._counts[name] += 1
+            count = self._counts[name]
+            other = name if count == 1 else f"{name}-{count}"
+            if other not in self._given:
+                self._given.add(other)
+                return other
 
 
 def hold_out(

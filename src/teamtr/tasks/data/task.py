@@ -220,6 +220,7 @@ class DataTask(Benchmark):
     ) -> None:
         self.grades_early = grade_early or (grader == "regex" and not rewards)
         self._is_number = grader == "number"
+        self._pattern = pattern
         self.reward_range = None if grader.startswith(PYTHON) or rewards else 1.0
         self._reader = ProblemReader(
             question,
@@ -270,10 +271,14 @@ class DataTask(Benchmark):
         return []
 
     def extract(self, text: str) -> str | None:
+        said = after_thinking(text)
         if self._is_number:
-            number = last_number(after_thinking(text))
-            return None if number is None else str(number)
-        return normalize(after_thinking(text)) or None
+            number = last_number(said)
+            return None if number is None else str(number.worth)
+        if self._pattern is not None:
+            [found] = self._pool.submit("regex", [{"text": said}], {"pattern": self._pattern})
+            said = found.value or ""  # None if nothing matches, or if the search failed
+        return normalize(said) or None
 
     def close(self) -> None:
         self._pool.close()
@@ -310,20 +315,25 @@ class DataTask(Benchmark):
         }
 
     def _check_duplicates(self) -> None:
-        answers: dict[str, list[str]] = {}
-        sides: dict[str, set[str]] = {}
+        answers: dict[_Question, list[str]] = {}
+        sides: dict[_Question, set[str]] = {}
         for split, problems in self._splits.items():
             for problem in problems:
-                sides.setdefault(problem.prompt, set()).add(split)
-                said = answers.setdefault(problem.prompt, [])
+                question = problem.prompt, tuple(sorted(problem.private.items()))
+                sides.setdefault(question, set()).add(split)
+                said = answers.setdefault(question, [])
                 if str(problem.answer) not in said:
                     said.append(str(problem.answer))
-        for prompt, said in answers.items():
+        for (prompt, _), said in answers.items():
             if len(said) > 1:
                 self.warnings += (f"one question, {len(said)} different answers {said}: {shown(prompt)}",)
-        for prompt, splits in sides.items():
+        for (prompt, _), splits in sides.items():
             if len(splits) > 1:
                 self.warnings += (f"one question in several splits {sorted(splits)}: {shown(prompt)}",)
+
+
+_Question = tuple[str, tuple[tuple[str, str], ...]]
+"""What agents are shown: the prompt, and what is private to some of them."""
 
 
 def _columns(problems: Sequence[Problem]) -> list[str]:

@@ -12,7 +12,6 @@ replies can be graded without playing.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
 from teamtr.tasks.config import PlayedConfig, TeamSection
 from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
+from teamtr.tasks.data.split import OwnNames, name_of
 from teamtr.tasks.players import Player, PlayerConfig
 from teamtr.text import shown
 from teamtr.types import Problem, Situation
@@ -121,13 +121,8 @@ class ArBench(Benchmark):
 
     def problems_of(self, rows: Iterable[Row]) -> Sequence[Problem]:
         """Make ids unique with a suffix: the benchmark's index is not unique in its own test file."""
-        seen: Counter[str] = Counter()
-        own: list[Problem] = []
-        for problem in super().problems_of(rows):
-            seen[problem.id] += 1
-            count = seen[problem.id]
-            own.append(problem if count == 1 else replace(problem, id=f"{problem.id}-{count}"))
-        return own
+        names = OwnNames()
+        return [replace(problem, id=names.own(problem.id)) for problem in super().problems_of(rows)]
 
 
 def rows_in(file: Path) -> Iterator[Row]:
@@ -147,7 +142,7 @@ def rows_in(file: Path) -> Iterator[Row]:
 
 def row_id(row: Mapping[str, Any], otherwise: str) -> str:
     """The row's ``id``, else its ``index`` (the benchmark's name for it), else ``otherwise``."""
-    return str(row.get("id", row.get("index", otherwise)))
+    return name_of(row, ("id", "index"), otherwise)
 
 
 def text_in(row: Mapping[str, Any], key: str, where: str) -> str:

@@ -152,7 +152,7 @@ def _problem(row: Mapping[str, Any]) -> Problem:
 
 def _id(row: Mapping[str, Any], language: Language, instance: str) -> str:
     """Numbers restart in every folder of the benchmark, so the folder is part of the id."""
-    if "id" in row:
+    if row.get("id") is not None:
         return str(row["id"])
     folder = PurePosixPath(str(row["path"])).parent.as_posix() if row.get("path") else language.label
     return f"{folder.rpartition('instances/')[2]}/{instance}"
