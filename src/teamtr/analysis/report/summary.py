@@ -115,16 +115,16 @@ def stages_done(records: Sequence[Record]) -> int:
 def seconds_at_work(records: Sequence[Record]) -> float | None:
     """Wall-clock seconds of all training commands of a run, each from its first record to its last update or
     evaluation, without the pauses between them; None if no record has a time."""
-    sessions: list[list[float]] = []
+    commands: list[list[float]] = []
     for record in records:
         kind, now = record.get("kind"), number(record, "time")
-        if kind == "eval" and sessions:  # its record has no time; that of a later update includes it
-            sessions[-1][-1] += number(record, "seconds") or 0.0
-        elif now is not None and (kind in ("start", "resume") or (kind == "update" and not sessions)):
-            sessions.append([now, now])
+        if kind == "eval" and commands:  # its record has no time; that of a later update includes it
+            commands[-1][-1] += number(record, "seconds") or 0.0
+        elif now is not None and (kind in ("start", "resume") or (kind == "update" and not commands)):
+            commands.append([now, now])
         elif now is not None and kind == "update":
-            sessions[-1][-1] = now
-    return sum(max(end - begun, 0.0) for begun, end in sessions) if sessions else None
+            commands[-1][-1] = now
+    return sum(max(end - begun, 0.0) for begun, end in commands) if commands else None
 
 
 def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
