@@ -45,8 +45,8 @@ def show(data: Data) -> list[Part]:
         parts += [
             Facts((Toned(f"none of {len(held)} kept updates has a certificate", "bad"),)),
             Text(
-                "A certificate needs a task whose range of rewards is known, and a batch that was written by the team "
-                "that the update changed."
+                "A certificate needs a task whose range of rewards is known, a batch that was written by the team that "
+                "the update changed, and groups that were not chosen by their rewards (dynamic sampling)."
             ),
         ]
     elif stale:
