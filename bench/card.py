@@ -78,19 +78,21 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
     trl = (("TRL", installed("trl")), ("its datasets", installed("datasets")))
     rivals = "generate-static,trl" if all(path for _, path in trl) else "generate-static"
 
-    def until_better(name: str, takes_s: float, limit_s: float, method: str, tiny: str = "", **more: Any) -> Job:
-        runs = out / name
+    def until_better(name: str, takes_s: float, limit_s: float, method: str, seed: int = 0) -> Job:
+        runs, alone = out / name, "--trl" in method
         return Job(
-            name, takes_s, limit_s, f"bench/time_to.py {shlex.quote(str(team))} --points 10 {method} --json "
-            f"--out {shlex.quote(str(runs))}", f"{small_team} {tiny}", fresh=True,
-            begin=partial(begin_time_to, team, runs, model, data, rehearse), **more,
+            name, takes_s, limit_s, f"bench/time_to.py {shlex.quote(str(team))} seed={seed} --points 10 {method} "
+            f"--json --out {shlex.quote(str(runs))}", f"{small_team} {'--trl-micro-batch 2' if alone else ''}",
+            fresh=True, needs=(*asked, *trl) if alone else asked,
+            begin=partial(begin_time_to, team, runs, model, data, rehearse),
         )  # fmt: skip
 
+    auto, one_model = "--plans auto --limit 240", "--plans '' --trl --trl-micro-batch 16 --limit 440"
+
     return (
-        until_better("time_to", 200, 400, "--plans auto --limit 240", needs=asked),
+        until_better("time_to", 200, 400, auto),
         Job("first_token", 80, 200, "bench/first_token.py --shape 1.7b --warm 1 --json", "--shape tiny", fresh=True),
-        until_better("time_to_trl", 300, 575, "--plans '' --trl --trl-micro-batch 16 --limit 440",
-            "--trl-micro-batch 2", needs=(*asked, *trl)),
+        until_better("time_to_trl", 200, 575, one_model),
         Job("stage", 330, 480, "bench/stage.py --shape 1.7b --parts ours,rivals --sampler fp16 --score sampler "
             f"--rivals {rivals} --rival-micro-batch 16 --json",
             f"{small_stage} --sampler fp32 --rival-micro-batch 4"),
@@ -102,7 +104,13 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
             f"{small_stage} --sampler fp32"),
         Job("growth", 200, 400, f"{grow} --axis episodes --episodes 16,256,1024 --again --start-s 140 --limit-s 120",
             "--shape tiny --episodes 8", fresh=True, begin=goes_on),
-        until_better("time_to_teamtr", 260, 400, "--plans teamtr --limit 240", needs=asked),
+        until_better("time_to_trl_256", 120, 575, f"{one_model} --trl-tokens 256"),
+        until_better("time_to_1", 150, 400, auto, seed=1),
+        until_better("time_to_2", 150, 400, auto, seed=2),
+        until_better("time_to_trl_1", 200, 575, one_model, seed=1),
+        until_better("time_to_trl_2", 200, 575, one_model, seed=2),
+        until_better("time_to_reweighted", 200, 400, "--plans reweighted --limit 240"),
+        until_better("time_to_teamtr", 200, 400, "--plans teamtr --limit 240"),
         Job("stage8", 280, 400, "bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy "
             "--pages-gb 8 --micro-batch 4 --json", f"{small_stage} --pages-gb 0.1"),
         Job("ragged", 100, 130, f"bench/ragged.py --shape 1.7b --messages {shlex.quote(str(out / 'time_to' / 'auto'))} "
