@@ -10,10 +10,9 @@ OUT/NAME.done and not run again unless its command changes. A job that exceeds i
 and the next one starts; its output is kept. If no jobs are named, those that were cut off or failed are tried again
 after all others. The exit status is 0 if all of them are done.
 
-On an H200 whose host takes 10 to 16 s to import torch and transformers, all jobs take 3,310 s by earlier figures, and
-the first four 930 s: the time until a team and TRL's model are better, the first token, and a stage compared with its
-rivals. On a fast host these four took 660 s. With ``--for``, a job starts if the time that it takes is left, and is cut
-off when the time is up.
+On an H200 whose host takes 10 to 16 s to import torch and transformers, all jobs take 3,720 s by earlier figures, and
+the first four 730 s: the time until a team and TRL's model are better, the first token, and a stage compared with its
+rivals. With ``--for``, a job starts if the time that it takes is left, and is cut off when the time is up.
 
 Jobs are forked from a process that has imported torch and transformers once and has not touched CUDA, except those that
 start processes of their own (``--fresh``: none is forked). GSM8K is read from the folder TEAMTR_DATA (../shared/data).
@@ -90,9 +89,9 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
     auto, one_model = "--plans auto --limit 240", "--plans '' --trl --trl-micro-batch 16 --limit 440"
 
     return (
-        until_better("time_to", 200, 400, auto),
+        until_better("time_to", 180, 400, auto),
         Job("first_token", 80, 200, "bench/first_token.py --shape 1.7b --warm 1 --json", "--shape tiny", fresh=True),
-        until_better("time_to_trl", 200, 575, one_model),
+        until_better("time_to_trl", 120, 575, one_model),
         Job("stage", 330, 480, "bench/stage.py --shape 1.7b --parts ours,rivals --sampler fp16 --score sampler "
             f"--rivals {rivals} --rival-micro-batch 16 --json",
             f"{small_stage} --sampler fp32 --rival-micro-batch 4"),
@@ -104,13 +103,13 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
             f"{small_stage} --sampler fp32"),
         Job("growth", 200, 400, f"{grow} --axis episodes --episodes 16,256,1024 --again --start-s 140 --limit-s 120",
             "--shape tiny --episodes 8", fresh=True, begin=goes_on),
-        until_better("time_to_trl_256", 120, 575, f"{one_model} --trl-tokens 256"),
+        until_better("time_to_trl_256", 80, 575, f"{one_model} --trl-tokens 256"),
         until_better("time_to_1", 150, 400, auto, seed=1),
         until_better("time_to_2", 150, 400, auto, seed=2),
-        until_better("time_to_trl_1", 200, 575, one_model, seed=1),
-        until_better("time_to_trl_2", 200, 575, one_model, seed=2),
-        until_better("time_to_reweighted", 200, 400, "--plans reweighted --limit 240"),
-        until_better("time_to_teamtr", 200, 400, "--plans teamtr --limit 240"),
+        until_better("time_to_trl_1", 80, 575, one_model, seed=1),
+        until_better("time_to_trl_2", 80, 575, one_model, seed=2),
+        until_better("time_to_reweighted", 160, 400, "--plans reweighted --limit 240"),
+        until_better("time_to_teamtr", 170, 400, "--plans teamtr --limit 240"),
         Job("stage8", 280, 400, "bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy "
             "--pages-gb 8 --micro-batch 4 --json", f"{small_stage} --pages-gb 0.1"),
         Job("ragged", 100, 130, f"bench/ragged.py --shape 1.7b --messages {shlex.quote(str(out / 'time_to' / 'auto'))} "

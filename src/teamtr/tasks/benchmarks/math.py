@@ -11,6 +11,7 @@ No data is shipped with TeamTR. A prompt asks for what the grader reads (``Rule.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -184,12 +185,14 @@ class Math(Benchmark):
     def _fit_to_train(self, items: list[_Asked], known: list[str]) -> list[_Asked]:
         answered = [item for item in items if self._can_be_stated(_answer(item.row.cells))]
         self._report(len(items) - len(answered), "rows have no usable answer and were left out")
-        answers: dict[str, set[str]] = {}
+        times = Counter(item.question for item in answered)
+        answers: defaultdict[str, set[str]] = defaultdict(set)  # of problems that stand there more than once
         for item in answered:
-            answers.setdefault(item.question, set()).add(_canonical(self.truth(_answer(item.row.cells) or "")))
-        clear = [item for item in answered if len(answers[item.question]) == 1]
-        doubtful = sum(len(said) > 1 for said in answers.values())
-        self._report(doubtful, "problems stand there with two different answers and were left out")
+            if times[item.question] > 1:
+                answers[item.question].add(_canonical(self.truth(_answer(item.row.cells) or "")))
+        doubtful = {question for question, said in answers.items() if len(said) > 1}
+        self._report(len(doubtful), "problems stand there with two different answers and were left out")
+        clear = [item for item in answered if item.question not in doubtful]
         once = list({item.question: item for item in reversed(clear)}.values())[::-1]
         self._report(len(clear) - len(once), "rows repeat a problem and were left out")
         self.overlap = find_overlap([item.question for item in once], known)

@@ -54,7 +54,7 @@ def find_overlap(training: Sequence[str], evaluation: Sequence[str]) -> Overlap:
             exact[row] = exact_places[letters]
             continue
         runs = _runs(text)
-        shared = Counter(place for run in runs for place in places_with.get(run, ()))
+        shared = Counter(place for run in runs & places_with.keys() for place in places_with[run])
         for place, count in shared.items():
             if count >= NEARLY * len(runs | runs_of[place]):
                 near[row] = place
