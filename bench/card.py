@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = ("common", "peft", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train")

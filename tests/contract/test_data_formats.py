@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +19,11 @@ from teamtr.config import loads
 from teamtr.errors import UserError
 from teamtr.session.build import build
 from teamtr.session.checks import doubts
-from teamtr.tasks import DataTask, TaskContext
+from teamtr.tasks import DataTask, Task, TaskContext
 from teamtr.tasks.benchmarks.math import Math
 from teamtr.tasks.data.rows import DataError, read_rows
 from teamtr.tasks.registry import benchmark, build_task
+from teamtr.types import Problem, Verdict
 
 ROWS = [{"question": f'What is "{k}", and\nwhy?', "answer": str(k), "level": f"l{k}"} for k in range(12)]
 
@@ -296,14 +297,25 @@ def test_what_grade_is_told_wrong(arguments: list[str], complaint: str, tmp_path
 # -- names of problems ----------------------------------------------------------------------------------------
 
 
+class Echo(Task):
+    """A user's own task."""
+
+    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+        return [Verdict("wrong", 0.0) for _ in episodes]
+
+
 @pytest.mark.parametrize("names", [["a", "a", "a-2", "a"], ["a-2", "a", "a"]])
 def test_no_two_problems_have_one_id_even_if_a_row_has_the_name_that_another_would_get(
     names: list[str], tmp_path: Path
 ):
     rows = [{"prompt": f"What is {k}?", "id": name, "answer": str(k)} for k, name in enumerate(names)]
+    solution = {"header": ["House", "Name"], "rows": [["1", "ann"], ["2", "bob"]]}
+    puzzles = [{**row, "puzzle": "p", "solution": solution} for row in rows]
     of_rows = RewardTask(len, rows, rows[:1]).problems("train")
     of_file = Math(train=as_jsonl(tmp_path / "d.jsonl", rows)).problems("train")
-    for problems in (of_rows, of_file):
+    of_puzzles = benchmark("zebralogic", as_jsonl(tmp_path / "z.jsonl", puzzles), held_out=1).problems("test")
+    of_user = Echo({"test": [Problem(name, row["prompt"], None) for name, row in zip(names, rows, strict=True)]})
+    for problems in (of_rows, of_file, of_puzzles, of_user.problems("test")):
         assert [problem.prompt.partition("\n")[0] for problem in problems] == [row["prompt"] for row in rows]
         assert len({problem.id for problem in problems}) == len(rows)
 

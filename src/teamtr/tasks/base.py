@@ -25,7 +25,7 @@ from teamtr.grading.printed import Printed
 from teamtr.ports import Environment, Tools
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
 from teamtr.tasks.data.rows import DataError, Row, read_rows
-from teamtr.tasks.data.split import hold_out
+from teamtr.tasks.data.split import hold_out, with_own_ids
 from teamtr.tasks.players import Player
 from teamtr.text import shown
 from teamtr.types import Event, Problem, Verdict
@@ -94,7 +94,7 @@ class Task(ABC):
     _splits: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})
 
     def __init__(self, splits: Mapping[str, Iterable[Problem]] | None = None) -> None:
-        self._splits = {split: tuple(problems) for split, problems in (splits or {}).items()}
+        self._splits = {split: with_own_ids(problems) for split, problems in (splits or {}).items()}
 
     @classmethod
     def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Literal, Self
 
@@ -32,7 +32,7 @@ from teamtr.tasks.base import Benchmark, Data, Source, WrongAnswer, called, sour
 from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.overlap import Overlap, find_overlap, folded
 from teamtr.tasks.data.rows import DataError, Row, read_rows
-from teamtr.tasks.data.split import OwnNames, digest, unit_hash
+from teamtr.tasks.data.split import digest, unit_hash, with_own_ids
 from teamtr.tasks.registry import task
 from teamtr.text import shown
 from teamtr.types import Problem, Verdict
@@ -178,7 +178,7 @@ class Math(Benchmark):
             known = known + [item.question for item in asked.get("test", [])]
             asked["train"] = self._fit_to_train(asked["train"], known)
         return {
-            split: tuple(_with_own_ids(self.problem(item.row.cells, item.row.where) for item in items))
+            split: with_own_ids(self.problem(item.row.cells, item.row.where) for item in items)
             for split, items in asked.items()
         }
 
@@ -334,12 +334,6 @@ def _id(row: Mapping[str, Any], question: str) -> str:
         if isinstance(row.get(column), str | int):
             return str(row[column])
     return digest(question or shown(dict(row)))
-
-
-def _with_own_ids(problems: Iterable[Problem]) -> list[Problem]:
-    """Make ids unique: a problem whose id was used before gets a suffix."""
-    names = OwnNames()
-    return [replace(problem, id=names.own(problem.id)) for problem in problems]
 
 
 def _balanced(answer: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from teamtr.errors import UserError
@@ -43,6 +44,13 @@ class OwnNames:
             if other not in self._given:
                 self._given.add(other)
                 return other
+
+
+def with_own_ids(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """The same problems; one whose id was used before has a suffix, because evaluations tell problems apart by id."""
+    names = OwnNames()
+    named = ((problem, names.own(problem.id)) for problem in problems)
+    return tuple(problem if own == problem.id else replace(problem, id=own) for problem, own in named)
 
 
 def hold_out(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -27,7 +26,7 @@ from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
 from teamtr.tasks.config import PlayedConfig, TeamSection
 from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
-from teamtr.tasks.data.split import OwnNames, name_of
+from teamtr.tasks.data.split import name_of, with_own_ids
 from teamtr.tasks.players import Player, PlayerConfig
 from teamtr.text import shown
 from teamtr.types import Problem, Situation
@@ -121,8 +120,7 @@ class ArBench(Benchmark):
 
     def problems_of(self, rows: Iterable[Row]) -> Sequence[Problem]:
         """Make ids unique with a suffix: the benchmark's index is not unique in its own test file."""
-        names = OwnNames()
-        return [replace(problem, id=names.own(problem.id)) for problem in super().problems_of(rows)]
+        return with_own_ids(super().problems_of(rows))
 
 
 def rows_in(file: Path) -> Iterator[Row]:
