@@ -385,6 +385,13 @@ def test_a_fifth_is_held_out(cluster, held):
     assert mask.sum() == held
 
 
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("cluster", [[5, 5], [5] * 10, [0, 1], [0, 0, 1]])
+def test_something_is_held_out_and_something_is_left_to_learn_from(cluster, share):
+    mask = split_rows(np.array(cluster), share, np.random.default_rng(0))
+    assert 0 < mask.sum() < len(cluster)
+
+
 # -- tokenizers -----------------------------------------------------------------------------------------------
 
 
