@@ -462,6 +462,17 @@ def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
     assert {key: value for key, value in progress.items() if key not in kept and value is not None} == {}
 
 
+def test_the_team_is_evaluated_after_a_swap_though_the_old_one_was_at_the_same_stage(tmp_path):
+    """Otherwise the checkpoint of the swap could not be the best one."""
+    old, out = train(tmp_path / "old", "eval.every=1"), tmp_path / "out"
+    list(swap(old, Request("speaker", "tiny", mode="direct", probes=16, eval_samples=2), out))
+    records = list(runs.train(load_team_file(out / "team.yaml"), out))
+    evaluated = [(r["stage"], r["updates"]) for r in records if r["kind"] == "eval"]
+    assert evaluated == [(1, 3), (2, 6)]
+    stored = RunFolder.read(out).checkpoints.latest().progress["history"]["held_out"]
+    assert [found["updates"] for found in stored] == [3]
+
+
 def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeypatch):
     """Its surrogate takes advantages without their group's deviation where the plan does."""
     asked = []
