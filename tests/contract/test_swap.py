@@ -19,7 +19,7 @@ from teamtr.errors import Refused, UserError
 from teamtr.session import train as runs
 from teamtr.session.build import build
 from teamtr.session.resume import StoredRun
-from teamtr.store import RunFolder, read_episodes
+from teamtr.store import RunFolder, StoreError, read_episodes
 from teamtr.swap import Request, swap
 from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
 from teamtr.swap.strings import DIFFICULT, context_strings
@@ -448,6 +448,27 @@ def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
     (tmp_path / "other" / "team.yaml").write_text(TEAM)
     with pytest.raises(Refused, match="holds a run already"):
         list(swap(run, Request("speaker", str(newcomer)), tmp_path / "other"))
+
+
+def test_a_swap_does_not_go_on_with_another_model_in_the_same_folder(run, newcomer, tmp_path):
+    """What was measured and aligned before was of the model that it began with."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(newcomer, model)
+    request = Request("speaker", str(model), mode="direct", train="full", **QUICK)
+    begun = swap(run, request, out)
+    assert [next(begun)["kind"] for _ in range(3)] == ["protocol", "swap_eval", "swap_eval"]
+    begun.close()
+    session = build(loads(TEAM, "small", ["seed=8", "tiny.layers=2", "tiny.width=48", "tiny.warmup_steps=5"]))
+    session.engine.learner("speaker").policy.save_weights(model)
+    with pytest.raises(Refused, match="weights that it began with"):
+        list(swap(run, request, out))
+    shutil.copytree(newcomer, model, dirs_exist_ok=True)
+    kept = (out / "swap" / "model.json").read_bytes()
+    (out / "swap" / "model.json").write_bytes(kept[:-9])
+    with pytest.raises(StoreError, match=r"model\.json is damaged"):
+        list(swap(run, request, out))
+    (out / "swap" / "model.json").write_bytes(kept)
+    assert list(swap(run, request, out))[-1]["kind"] == "swap", "the model is back as it was"
 
 
 def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
