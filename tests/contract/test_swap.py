@@ -16,6 +16,7 @@ from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Refused, UserError
+from teamtr.rollout import trained_returns_PG
 from teamtr.session import train as runs
 from teamtr.session.build import build
 from teamtr.session.resume import StoredRun
@@ -508,6 +509,25 @@ def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeyp
     for _ in swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), tmp_path / "new"):
         pass
     assert set(asked) == {False}
+
+
+def test_the_surrogate_of_a_swap_is_of_the_returns_that_the_plan_trains_on(newcomer, tmp_path, monkeypatch):
+    """A plan that punishes long messages punishes them in the advantages, too."""
+    asked = []
+
+    def watched(self, returns_PG, weights_PG=None):
+        asked.append(returns_PG)
+        return estimate(self, returns_PG, weights_PG)
+
+    source, out = train(tmp_path / "punished", "plan.overlong_cache=0.5"), tmp_path / "out"
+    estimate = GroupAdvantage.estimate
+    monkeypatch.setattr(GroupAdvantage, "estimate", watched)
+    list(swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), out))
+    session, team = StoredRun.read(source).build()
+    batch = read_episodes(out / "episodes" / PROBES)
+    trained_PG = trained_returns_PG(batch, session.plan, team.limits)
+    assert (trained_PG < batch.returns_PG(1.0)).any(), "nobody was punished"
+    np.testing.assert_array_equal(asked[-1], trained_PG)
 
 
 # -- a plan with a reference policy ---------------------------------------------------------------------------

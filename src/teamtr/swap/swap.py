@@ -43,7 +43,7 @@ from teamtr.records import (
     of_kind,
     updates_before,
 )
-from teamtr.rollout import Ledger
+from teamtr.rollout import Ledger, trained_returns_PG
 from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
 from teamtr.session.driver import Record
@@ -342,7 +342,7 @@ class _Swap:
         """The surrogate on held-out probes, and a check on conversations that were not used for steering."""
         plan, rows = self.new.plan, student.probes.held_out
         rows = rows[rows < student.probes.usual]  # from the first conversations, which the rewards belong to
-        advantages = plan.advantage.estimate(batch.returns_PG(plan.gamma))
+        advantages = plan.advantage.estimate(trained_returns_PG(batch, plan, self.old_team.limits))
         advantages_M = advantages.values_PG.reshape(-1)[student.probes.old.episode_M[rows]]
         found = surrogate(student.learner.measure(rows), advantages_M)
         unseen = self._played("unseen", self.old.task.problems("test"), max(2, len(rows)))
