@@ -511,6 +511,33 @@ def test_a_held_out_certificate_counts_the_problems_in_which_the_agent_is_silent
     assert ours.terms["sampling"] == pytest.approx(interval.lower - interval.estimate)
 
 
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_problem_that_occurs_often_in_a_batch_counts_as_one_in_its_certificate(held_out):
+    """A plan may ask for more problems than the task has. Four times the same three are no twelve."""
+    world = World()
+    problems = world.context.task.problems("train")
+    batch = play(world.context, world.team, problems * 4, 8, seed=0)
+    data, rows = lesson(batch, "x", world.plan, world.team).data, np.arange(12 * 8)
+    log_ratio_M = np.random.default_rng(0).normal(0.0, 0.1, size=len(rows))
+    gains_P = surrogate_by_problem(log_ratio_M, data.messages.episode_M, data.returns_PG)
+    expected = mean_interval(gains_P.reshape(4, 3).mean(axis=0))
+    if held_out:
+        data, rows = replace(data, holdout_P=np.tile([True, False, True], 4)).holdout()
+        expected = mean_interval(gains_P.reshape(4, 3).mean(axis=0)[[0, 2]])
+    none_M = np.zeros(len(rows))
+    moved = Divergence(none_M, none_M, none_M, log_ratio_M[rows])
+    ours = certify(moved, data, ONCE, gamma=1.0, a_max=3.0, zeta=0.0)[0]
+    assert ours.terms["surrogate"] == pytest.approx(expected.estimate)
+    assert ours.terms["sampling"] == pytest.approx(expected.lower - expected.estimate)
+
+
+def test_one_problem_alone_has_no_certificate_however_often_it_occurs():
+    world = World()
+    batch = play(world.context, world.team, world.context.task.problems("train")[:1] * 4, 8, seed=0)
+    report = world.update("x", lesson(batch, "x", world.plan, world.team).data, certificate_inputs=ONCE).report
+    assert (report.outcome, report.certificates) == ("accepted", ())
+
+
 def test_an_agent_that_is_silent_in_all_problems_held_out_has_no_certificate():
     world = World()
     problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(4)]

@@ -16,10 +16,11 @@ from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Refused, UserError
+from teamtr.rollout import trained_returns_PG
 from teamtr.session import train as runs
 from teamtr.session.build import build
 from teamtr.session.resume import StoredRun
-from teamtr.store import RunFolder, read_episodes
+from teamtr.store import RunFolder, StoreError, read_episodes
 from teamtr.swap import Request, swap
 from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
 from teamtr.swap.strings import DIFFICULT, context_strings
@@ -385,6 +386,13 @@ def test_a_fifth_is_held_out(cluster, held):
     assert mask.sum() == held
 
 
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("cluster", [[5, 5], [5] * 10, [0, 1], [0, 0, 1]])
+def test_something_is_held_out_and_something_is_left_to_learn_from(cluster, share):
+    mask = split_rows(np.array(cluster), share, np.random.default_rng(0))
+    assert 0 < mask.sum() < len(cluster)
+
+
 # -- tokenizers -----------------------------------------------------------------------------------------------
 
 
@@ -443,6 +451,27 @@ def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
         list(swap(run, Request("speaker", str(newcomer)), tmp_path / "other"))
 
 
+def test_a_swap_does_not_go_on_with_another_model_in_the_same_folder(run, newcomer, tmp_path):
+    """What was measured and aligned before was of the model that it began with."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(newcomer, model)
+    request = Request("speaker", str(model), mode="direct", train="full", **QUICK)
+    begun = swap(run, request, out)
+    assert [next(begun)["kind"] for _ in range(3)] == ["protocol", "swap_eval", "swap_eval"]
+    begun.close()
+    session = build(loads(TEAM, "small", ["seed=8", "tiny.layers=2", "tiny.width=48", "tiny.warmup_steps=5"]))
+    session.engine.learner("speaker").policy.save_weights(model)
+    with pytest.raises(Refused, match="weights that it began with"):
+        list(swap(run, request, out))
+    shutil.copytree(newcomer, model, dirs_exist_ok=True)
+    kept = (out / "swap" / "model.json").read_bytes()
+    (out / "swap" / "model.json").write_bytes(kept[:-9])
+    with pytest.raises(StoreError, match=r"model\.json is damaged"):
+        list(swap(run, request, out))
+    (out / "swap" / "model.json").write_bytes(kept)
+    assert list(swap(run, request, out))[-1]["kind"] == "swap", "the model is back as it was"
+
+
 def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
     """Weights that carried the last stage's rollouts mean nothing to the next one's."""
     source = train(tmp_path / "probed", "diagnostics.every=1")
@@ -453,6 +482,17 @@ def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
     progress = RunFolder.read(tmp_path / "new").checkpoints.latest().progress
     kept = {"stage", "done", "number", "account", "versions", "precisions", "references", "states", "history", "inputs"}
     assert {key: value for key, value in progress.items() if key not in kept and value is not None} == {}
+
+
+def test_the_team_is_evaluated_after_a_swap_though_the_old_one_was_at_the_same_stage(tmp_path):
+    """Otherwise the checkpoint of the swap could not be the best one."""
+    old, out = train(tmp_path / "old", "eval.every=1"), tmp_path / "out"
+    list(swap(old, Request("speaker", "tiny", mode="direct", probes=16, eval_samples=2), out))
+    records = list(runs.train(load_team_file(out / "team.yaml"), out))
+    evaluated = [(r["stage"], r["updates"]) for r in records if r["kind"] == "eval"]
+    assert evaluated == [(1, 3), (2, 6)]
+    stored = RunFolder.read(out).checkpoints.latest().progress["history"]["held_out"]
+    assert [found["updates"] for found in stored] == [3]
 
 
 def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeypatch):
@@ -469,6 +509,25 @@ def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeyp
     for _ in swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), tmp_path / "new"):
         pass
     assert set(asked) == {False}
+
+
+def test_the_surrogate_of_a_swap_is_of_the_returns_that_the_plan_trains_on(newcomer, tmp_path, monkeypatch):
+    """A plan that punishes long messages punishes them in the advantages, too."""
+    asked = []
+
+    def watched(self, returns_PG, weights_PG=None):
+        asked.append(returns_PG)
+        return estimate(self, returns_PG, weights_PG)
+
+    source, out = train(tmp_path / "punished", "plan.overlong_cache=0.5"), tmp_path / "out"
+    estimate = GroupAdvantage.estimate
+    monkeypatch.setattr(GroupAdvantage, "estimate", watched)
+    list(swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), out))
+    session, team = StoredRun.read(source).build()
+    batch = read_episodes(out / "episodes" / PROBES)
+    trained_PG = trained_returns_PG(batch, session.plan, team.limits)
+    assert (trained_PG < batch.returns_PG(1.0)).any(), "nobody was punished"
+    np.testing.assert_array_equal(asked[-1], trained_PG)
 
 
 # -- a plan with a reference policy ---------------------------------------------------------------------------

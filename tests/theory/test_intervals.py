@@ -47,6 +47,14 @@ def test_measured_gain_by_hand() -> None:
         measured_gain([[0.0], [1.0]], [[0.0], [1.0]], method="bernstein")
 
 
+def test_a_problem_that_occurs_twice_counts_as_one() -> None:
+    """Twice the same two problems are no four; unequal counts keep the mean over rows, 7/3 of 1, 3 and 3."""
+    assert mean_interval([1.0, 3.0, 1.0, 3.0], problem_P=[0, 1, 0, 1]) == mean_interval([1.0, 3.0])
+    assert mean_interval([1.0, 3.0, 3.0], problem_P=[4, 9, 9]) == mean_interval([2 / 3, 4.0])
+    with pytest.raises(ValueError, match="two problems"):
+        mean_interval([1.0, 3.0], problem_P=[5, 5])
+
+
 @pytest.mark.long
 def test_measured_intervals_cover() -> None:
     """64 problems of unequal difficulty, 8 episodes before and after: 95 % intervals hold in about 95 % of batches."""

@@ -102,6 +102,7 @@ class History:
                 self.held_out.append(HeldOut(record.updates, record.stage, record.report.avg_at_k))
             case SwapRecord():
                 self.held_out = []
+                self.evaluated.clear()  # that was another team
 
     def last_updates(self, before_stage: int) -> dict[str, UpdateReport]:
         """Each agent's last update before this stage, which must be the newest stage or a later one."""

@@ -76,9 +76,8 @@ def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Genera
     """Selects the held-out rows: about this share of the problems, or of the messages if there is only one problem."""
     clusters = np.unique(cluster_M)
     if len(clusters) < 2:
-        held = np.zeros(len(cluster_M), dtype=bool)
-        held[rng.permutation(len(cluster_M))[: max(1, round(share * len(cluster_M)))]] = True
-        return held
+        cluster_M = np.arange(len(cluster_M))
+        clusters = cluster_M
     count = min(max(1, round(share * len(clusters))), len(clusters) - 1)
     return np.isin(cluster_M, rng.permutation(clusters)[:count])
 

@@ -4,6 +4,7 @@ The old run is read and never written. The new folder is filled in atomic steps.
 folder without one is an unfinished swap: the same command resumes it and ends with the same bits.
 
     out/swap/request.json     the request, and the commit that it applies to
+    out/swap/model.json       the hashes of the new model
     out/swap/journal.jsonl    finished evaluations
     out/swap/align/           checks of the alignment, removed when everything else is complete
     out/models/               base models that the new run needs and that are stored nowhere else
@@ -15,12 +16,12 @@ Replacing is not certified (prop:pnp): no bound says that the team is as good as
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -42,13 +43,13 @@ from teamtr.records import (
     of_kind,
     updates_before,
 )
-from teamtr.rollout import Ledger
+from teamtr.rollout import Ledger, trained_returns_PG
 from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
 from teamtr.session.driver import Record
 from teamtr.session.export import agent_of
 from teamtr.session.history import History
-from teamtr.session.inputs import inputs_of
+from teamtr.session.inputs import Inputs, ModelId, changes, inputs_of, models_of
 from teamtr.session.models import distiller
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
@@ -65,6 +66,8 @@ from teamtr.swap.steering import TRIED, Alignment, Progress
 from teamtr.swap.strings import compared_strings, context_strings
 from teamtr.team import Team
 from teamtr.types import AgentState, Problem
+
+T = TypeVar("T")
 
 JUDGED_DOUBLINGS = 3
 """How often the held-out probes are doubled too. Limited, because every check measures all of them."""
@@ -88,7 +91,9 @@ def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]
             _tidy(target)
             yield from (dict(record) for record in of_kind(target.log.read(), SwapRecord.kind))
             return
-        yield from _Swap(stored, target, request).go()
+        begun = _Swap(stored, target, request)
+        _require_same_model(target, request.agent, models_of(begun.new)[request.agent])
+        yield from begun.go()
 
 
 def _require_apart(source: Path, target: Path) -> None:
@@ -125,10 +130,7 @@ def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) ->
     if not (file.exists() and began):  # a swap that made nothing yet (e.g. its model failed to load) may be replaced
         write_atomic(file, encode(asked, "request", sort_keys=True))
         return False
-    try:
-        before = dict(decode(read_whole(file)))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"{file} is damaged ({error}): restore it from a copy, or choose another folder") from error
+    before = _stored(file, dict)
     other = [key for key in asked if before.get(key) != orjson.loads(encode(asked[key], key))]
     if other:
         raise OtherSwap(
@@ -136,6 +138,27 @@ def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) ->
             f"{'; the run has gone on since' if 'updates' in other else ''}); choose another folder"
         )
     return target.team_file.exists()
+
+
+def _require_same_model(target: RunFolder, agent: str, model: ModelId) -> None:
+    """Refuse to resume with another model at the same place: what was made so far is of the one before."""
+    file = target.path / "swap" / "model.json"
+    if not (file.exists() and any(_made(target))):
+        write_atomic(file, encode(asdict(model), "model", sort_keys=True))
+        return
+    then = _stored(file, lambda found: ModelId(**found))
+    if found := [change.text for change in changes(Inputs(models={agent: then}), Inputs(models={agent: model}))]:
+        raise OtherSwap(
+            f"{target.path} holds a swap to another model ({', '.join(found)}): put it back as it was, or choose "
+            "another folder"
+        )
+
+
+def _stored(file: Path, read: Callable[[Any], T]) -> T:
+    try:
+        return read(decode(read_whole(file)))
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{file} is damaged ({error}): restore it from a copy, or choose another folder") from error
 
 
 def _made(target: RunFolder) -> Iterator[Path]:
@@ -319,7 +342,7 @@ class _Swap:
         """The surrogate on held-out probes, and a check on conversations that were not used for steering."""
         plan, rows = self.new.plan, student.probes.held_out
         rows = rows[rows < student.probes.usual]  # from the first conversations, which the rewards belong to
-        advantages = plan.advantage.estimate(batch.returns_PG(plan.gamma))
+        advantages = plan.advantage.estimate(trained_returns_PG(batch, plan, self.old_team.limits))
         advantages_M = advantages.values_PG.reshape(-1)[student.probes.old.episode_M[rows]]
         found = surrogate(student.learner.measure(rows), advantages_M)
         unseen = self._played("unseen", self.old.task.problems("test"), max(2, len(rows)))

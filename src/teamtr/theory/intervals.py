@@ -71,19 +71,25 @@ def measured_gain(
 def mean_interval(
     values_P: ArrayLike,
     *,
+    problem_P: ArrayLike | None = None,
     confidence: float = 0.95,
     method: Method = "t",
     bound: float | None = None,
     rng: np.random.Generator | None = None,
     draws: int = 2000,
 ) -> Measured:
-    """The mean over problems and its interval.
+    """The mean over problems and its interval. ``problem_P`` numbers the problems, where one may occur several times:
+    it counts as one, with the sum of its values.
 
     "t": Student's, for means of many problems. "bootstrap": percentiles over problems drawn with replacement, needs
     ``rng``. "bernstein": empirical Bernstein, valid for any law and any number of problems, and wide; needs
     ``bound``, the largest |value|.
     """
     values = np.asarray(values_P, dtype=np.float64)
+    if problem_P is not None:
+        _, cluster_P = np.unique(problem_P, return_inverse=True)
+        sums = np.bincount(cluster_P, weights=values).astype(np.float64)
+        values = sums * (len(sums) / len(values))  # so that their mean is that of all rows
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
         raise ValueError(f"an interval needs at least two problems with finite values, got {values.shape}")
     if not 0.0 < confidence < 1.0:

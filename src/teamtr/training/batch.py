@@ -90,10 +90,7 @@ class TrainingBatch:
         They are drawn from all problems, also those in which the agent is silent. So the same generator gives the same
         ones to every agent, and they are a sample of the problems and not of those in which this agent speaks.
         """
-        cluster_P = self.cluster_P
-        if cluster_P is None:
-            cluster_P = np.arange(len(self.returns_PG))
-            cluster_P[self.messages.problem_M] = self.messages.cluster_M
+        cluster_P = self.clusters_P
         clusters = np.unique(cluster_P)
         count = min(max(math.ceil(share * len(clusters)), 2), len(clusters) - 1)
         if count < 2:
@@ -112,7 +109,8 @@ class TrainingBatch:
             a.values_PG[problems], a.raw_PG[problems], a.clip_rate, a.informative_P[problems], a.non_finite_P[problems]
         )
         batch = replace(self.messages.rows(rows), episode_M=episode_M, problem_M=problem_M)
-        return TrainingBatch(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
+        returns_PG, cluster_P = self.returns_PG[problems], self.clusters_P[problems]
+        return TrainingBatch(batch, advantages, returns_PG, fresh=self.fresh, cluster_P=cluster_P), rows
 
     def folds(self, objective: Objective, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Fold, ...]:
         """One fold of all messages or, when cross-fitted, one for each half of the problems, judged by the other half.
@@ -134,6 +132,15 @@ class TrainingBatch:
             if (train_M & gradient_M).any() and judge_M.any()
         ]
         return tuple(Fold(*parts, k == 0, ((k + 1) / len(useful)) ** 2) for k, parts in enumerate(useful))
+
+    @property
+    def clusters_P(self) -> NDArray[np.int64]:
+        """``cluster_P``, or its default."""
+        if self.cluster_P is not None:
+            return self.cluster_P
+        cluster_P = np.arange(len(self.returns_PG))
+        cluster_P[self.messages.problem_M] = self.messages.cluster_M
+        return cluster_P
 
     @property
     def train_M(self) -> NDArray[np.bool_]:

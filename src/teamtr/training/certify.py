@@ -59,8 +59,8 @@ def certify(
     ``a_max`` and ``zeta`` are of advantages of episodes, whose return is discounted to the first turn. The advantage at
     turn t, of which the paper's A_max and zeta speak, is gamma^-t times that: at most gamma^(1 - horizon) times.
     """
-    returns_PG, batch = data.returns_PG, data.messages
-    if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
+    returns_PG, batch, problem_P = data.returns_PG, data.messages, data.clusters_P
+    if inputs.reward_range is None or len(np.unique(problem_P)) < 2 or not np.isfinite(returns_PG).all():
         return ()
     if np.ptp(returns_PG) > inputs.reward_range * (1.0 + 1e-9):
         return ()  # the range that the task states is too small: see ``tasks.Task`` on discounts
@@ -74,7 +74,8 @@ def certify(
     caution = upper / mean if mean > 0.0 else 1.0
     kl_M = caution * each_stands_for * divergence.full_M
     kl_by_turn_K = by_own_turn(kl_M, episode_M, episodes, inputs.turns)
-    surrogate = mean_interval(each_stands_for * surrogate_by_problem(divergence.log_ratio_M, episode_M, returns_PG))
+    gains_P = each_stands_for * surrogate_by_problem(divergence.log_ratio_M, episode_M, returns_PG)
+    surrogate = mean_interval(gains_P, problem_P=problem_P)
     ours = turn_aware_certificate(
         surrogate.estimate,
         kl_by_turn_K,
