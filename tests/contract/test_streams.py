@@ -156,6 +156,29 @@ def test_drafts_are_redrawn_alike(seed: int):
     assert found.kept == expected.kept
 
 
+def test_the_rest_of_a_kept_message_is_asked_for_with_the_room_that_is_left():
+    """A prompt and a whole message may take every position of a model."""
+    world = World()
+    batch = world.collect(world.team, 0, group=4)
+    turns = int(batch.first_U[-1])
+    batch = replace(
+        batch, carried=Carried(world.team.version, np.zeros(turns), np.zeros(turns, int), np.full(turns, 2))
+    )
+    asked: list[tuple[int, int]] = []
+
+    class Watched(Ragged):
+        def _ended(self, row: int, one: Wanted) -> Ended:
+            asked.append((len(one.prompt), len(one.noise_T)))
+            return super()._ended(row, one)
+
+    ends = {name: frozenset({0, 1}) for name in world.team.names}
+    context = replace(world.context, sampler=Watched(world.engine, 0))
+    found = redraw(context, world.team, batch, seed=4, end_ids=ends).batch
+    first = {len(episode.turns[0].context_ids) for episode in found.episodes}
+    assert {prompt + tokens for prompt, tokens in asked if prompt - 1 in first} == {length + 3 for length in first}
+    assert {tokens for _, tokens in asked} == {2, 3}
+
+
 COUNTER: Toolbox[int] = Toolbox()
 
 
