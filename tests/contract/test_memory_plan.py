@@ -338,7 +338,7 @@ def test_a_step_is_recomputed_where_a_single_message_does_not_fit_otherwise(monk
             "plan.reuse_across_stages=true",
         ],
         pytest.param(
-            ["diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"],
+            ["plan.problems=3", "diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"],
             marks=pytest.mark.slow,
         ),
     ],
