@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from conftest import make_policy
 from scripted import Letters, Numbers, Scripted, problems
 from small import World
 from teamtr.answers import AS_TRAINED, Decoding, Ended, Sample, Wanted
 from teamtr.batches import Carried, RolloutBatch
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.paged.pool import SamplerPool
+from teamtr.errors import UserError
 from teamtr.ports import More
 from teamtr.randomness import AT_ONCE, RowNoise, seed_of, uniforms
 from teamtr.rollout import Ledger, RolloutContext, StaleWeights, play
@@ -121,6 +127,29 @@ def test_the_most_rows_that_wait_together_go_next_and_rows_are_numbered_as_they_
     in_turns(Counting(), more)
     assert batches == [("b", 3, 5), ("a", 2, 2), ("b", 1, 2)]
     assert found == {row: row for row in range(6)}, "a row's message is the one that it asked for"
+
+
+@pytest.mark.parametrize("engine", ["plain", "paged"])
+def test_a_row_needs_room_for_its_own_tokens_only(engine: str):
+    policy = make_policy("full")
+    if engine == "paged":
+        policy.serving = SamplerPool("fp32", torch.device("cpu"), memory_bytes=1 << 24)
+    sampler, noise = LocalEngine({"a": PolicyLearner("a", policy)}), uniforms(0, 2, 8)
+    prompts = [np.full(length, 3, dtype=np.int32) for length in (4092, 5)]
+    wanted = [Wanted("a", prompt, row[:tokens]) for prompt, row, tokens in zip(prompts, noise, (4, 8), strict=True)]
+    found: dict[int, Sample] = {}
+
+    def more(ended: Sequence[Ended]) -> Sequence[Wanted]:
+        found.update({one.row: one.sample for one in ended})
+        asked, wanted[:] = wanted.copy(), []
+        return asked
+
+    in_turns(sampler, more)
+    for row, tokens in enumerate((4, 8)):
+        (alone,) = sampler.sample("a", [prompts[row]], noise[row : row + 1, :tokens])
+        assert found[row].token_ids.tolist() == alone.token_ids.tolist()
+    with pytest.raises(UserError, match="need 4097 tokens"):
+        sampler.sample("a", prompts[:1], noise[:1, :5])
 
 
 # -- play ---------------------------------------------------------------------------------------------------------
