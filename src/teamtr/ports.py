@@ -79,7 +79,8 @@ class Batches(Protocol):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """Samples one message per prompt, of at most as many tokens as the noise has columns.
+        """Samples one message per prompt, of at most as many tokens as the noise has columns. A row that is NaN from
+        some column on needs no more tokens, and no room for them; it may get more.
 
         The tokens of row b depend only on its prompt and on row b of ``noise_BT`` (uniform in [0, 1)), so splitting a
         batch over workers does not change them. Log-probabilities are those of the distribution that was actually

@@ -43,6 +43,11 @@ def uniforms(seed: int, rows: int, tokens: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed).random((rows, tokens))
 
 
+def lengths_of(noise_BT: NDArray[np.float64]) -> list[int]:
+    """The number of tokens that each row of a batch may have: behind its own end, a row is NaN."""
+    return [int(count) for count in np.isfinite(noise_BT).sum(1)]
+
+
 AT_ONCE = 4096
 """The number of values that take as long to draw as creating their generator."""
 

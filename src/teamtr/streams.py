@@ -48,7 +48,7 @@ def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Fo
 def sample_batch(sampler: Batches, wanted: Mapping[int, Wanted], heard: Heard, follow: Follow) -> list[Ended]:
     """Samples these rows in one batch; keys are their indices in the stream. Each row ends where its noise ends."""
     rows, limits = list(wanted), [len(one.noise_T) for one in wanted.values()]
-    batch, noise_BT = Batch.of(wanted[rows[0]]), np.zeros((len(rows), max(limits)))
+    batch, noise_BT = Batch.of(wanted[rows[0]]), np.full((len(rows), max(limits)), np.nan)
     for noise_T, one in zip(noise_BT, wanted.values(), strict=True):
         noise_T[: len(one.noise_T)] = one.noise_T
     cut = min(limits) < max(limits)

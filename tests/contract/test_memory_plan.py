@@ -329,8 +329,17 @@ def test_a_step_is_recomputed_where_a_single_message_does_not_fit_otherwise(monk
         pytest.param(["learner.minibatches=1"], marks=pytest.mark.slow),
         pytest.param(["plan.problems=5", "plan.group_size=3", "team.router.rounds=2"], marks=pytest.mark.slow),
         ["plan.preset=dapo", "learner.micro_batch=3"],
+        [
+            "plan.stages=2",
+            "plan.problems=12",
+            "plan.group_size=2",
+            "learner.learning_rate=1e-6",
+            "plan.preset=reweighted",
+            "plan.reuse_across_stages=true",
+        ],
         pytest.param(
-            ["diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"], marks=pytest.mark.slow
+            ["plan.problems=3", "diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"],
+            marks=pytest.mark.slow,
         ),
     ],
 )

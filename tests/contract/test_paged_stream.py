@@ -234,6 +234,28 @@ def test_an_architecture_that_turns_out_unsupported_goes_on_plainly(monkeypatch)
     assert_as_alone(engine, wanted, waves.found)
 
 
+@pytest.mark.long
+def test_a_message_that_is_not_finite_goes_on_plainly_where_pages_turn_out_unsupported(monkeypatch):
+    engine, wanted = two_agents("full", SamplerPool("fp16", CPU, memory_bytes=1 << 26, fallback="fp32")), some_wanted(6)
+    with torch.no_grad():  # of the agent that speaks first: more than float16 holds
+        engine.learner("a").policy.causal_lm.get_decoder().layers[0].mlp.down_proj.weight.mul_(1e6)
+    server = server_of(engine)
+    prefill, asked = server._prefill, []
+
+    def refuses(*arguments: Any) -> Any:
+        asked.append(arguments)
+        if len(asked) > 1:
+            raise Unsupported("a window shorter than its contexts")
+        return prefill(*arguments)
+
+    monkeypatch.setattr(server, "_prefill", refuses)
+    waves = Waves(wanted, first=6, then=0)
+    with pytest.warns(UserWarning, match="falls back to the plain"):
+        engine.stream(waves)
+    assert len(asked) == 2
+    assert_as_alone(engine, wanted, waves.found)
+
+
 def test_a_row_that_can_never_fit_is_refused_in_words():
     engine = two_agents("full", pool_of())
     room = engine.learner("a").policy.positions

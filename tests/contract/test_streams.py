@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from conftest import make_policy
 from scripted import Letters, Numbers, Scripted, problems
 from small import World
 from teamtr.answers import AS_TRAINED, Decoding, Ended, Sample, Wanted
 from teamtr.batches import Carried, RolloutBatch
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.paged.pool import SamplerPool
+from teamtr.errors import UserError
 from teamtr.ports import More
 from teamtr.randomness import AT_ONCE, RowNoise, seed_of, uniforms
 from teamtr.rollout import Ledger, RolloutContext, StaleWeights, play
@@ -123,6 +129,29 @@ def test_the_most_rows_that_wait_together_go_next_and_rows_are_numbered_as_they_
     assert found == {row: row for row in range(6)}, "a row's message is the one that it asked for"
 
 
+@pytest.mark.parametrize("engine", ["plain", "paged"])
+def test_a_row_needs_room_for_its_own_tokens_only(engine: str):
+    policy = make_policy("full")
+    if engine == "paged":
+        policy.serving = SamplerPool("fp32", torch.device("cpu"), memory_bytes=1 << 24)
+    sampler, noise = LocalEngine({"a": PolicyLearner("a", policy)}), uniforms(0, 2, 8)
+    prompts = [np.full(length, 3, dtype=np.int32) for length in (4092, 5)]
+    wanted = [Wanted("a", prompt, row[:tokens]) for prompt, row, tokens in zip(prompts, noise, (4, 8), strict=True)]
+    found: dict[int, Sample] = {}
+
+    def more(ended: Sequence[Ended]) -> Sequence[Wanted]:
+        found.update({one.row: one.sample for one in ended})
+        asked, wanted[:] = wanted.copy(), []
+        return asked
+
+    in_turns(sampler, more)
+    for row, tokens in enumerate((4, 8)):
+        (alone,) = sampler.sample("a", [prompts[row]], noise[row : row + 1, :tokens])
+        assert found[row].token_ids.tolist() == alone.token_ids.tolist()
+    with pytest.raises(UserError, match="need 4097 tokens"):
+        sampler.sample("a", prompts[:1], noise[:1, :5])
+
+
 # -- play ---------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +183,29 @@ def test_drafts_are_redrawn_alike(seed: int):
     found = redraw(context, world.team, batch, seed=4, end_ids=ends)
     assert_same(found.batch, expected.batch)
     assert found.kept == expected.kept
+
+
+def test_the_rest_of_a_kept_message_is_asked_for_with_the_room_that_is_left():
+    """A prompt and a whole message may take every position of a model."""
+    world = World()
+    batch = world.collect(world.team, 0, group=4)
+    turns = int(batch.first_U[-1])
+    batch = replace(
+        batch, carried=Carried(world.team.version, np.zeros(turns), np.zeros(turns, int), np.full(turns, 2))
+    )
+    asked: list[tuple[int, int]] = []
+
+    class Watched(Ragged):
+        def _ended(self, row: int, one: Wanted) -> Ended:
+            asked.append((len(one.prompt), len(one.noise_T)))
+            return super()._ended(row, one)
+
+    ends = {name: frozenset({0, 1}) for name in world.team.names}
+    context = replace(world.context, sampler=Watched(world.engine, 0))
+    found = redraw(context, world.team, batch, seed=4, end_ids=ends).batch
+    first = {len(episode.turns[0].context_ids) for episode in found.episodes}
+    assert {prompt + tokens for prompt, tokens in asked if prompt - 1 in first} == {length + 3 for length in first}
+    assert {tokens for _, tokens in asked} == {2, 3}
 
 
 COUNTER: Toolbox[int] = Toolbox()

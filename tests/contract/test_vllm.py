@@ -145,7 +145,7 @@ def test_greedy_messages_were_certain():
 
 def test_a_temperature_that_vllm_would_change_is_refused():
     with pytest.raises(UserError, match="no temperature between 0 and"):
-        Client("http://127.0.0.1:9").sample([PROMPT], 4, [1], replace(DRAWING, temperature=0.001))
+        Client("http://127.0.0.1:9").sample([PROMPT], [4], [1], replace(DRAWING, temperature=0.001))
 
 
 @pytest.mark.long
@@ -154,9 +154,9 @@ def test_rows_come_back_in_order_however_many():
     prompts = [np.array([k, k + 1], dtype=np.int32) for k in range(300)]
     with Running(fake) as running:
         client = Client(running.url, patience_s=60.0)
-        whole = client.sample(prompts, 3, range(300), DRAWING)
+        whole = client.sample(prompts, [3] * 300, range(300), DRAWING)
         assert len(fake.asked) == 300
-        one = client.sample(prompts[250:251], 3, [250], DRAWING)
+        one = client.sample(prompts[250:251], [3], [250], DRAWING)
     for k, sample in enumerate(whole):
         assert sample.token_ids.tolist() == letters(None, {**fake.asked[0], "prompt": [k, k + 1], "seed": k})[0]
     assert one[0].token_ids.tolist() == whole[250].token_ids.tolist()
@@ -214,7 +214,7 @@ def test_one_row_that_fails_is_the_failure_of_the_batch():
     fake = FakeVllm("m", letters)
     fake.before = lambda path, body: (500, error("no")) if body["seed"] == 17 else None
     with Running(fake) as running, pytest.raises(EngineLost, match="500: no"):
-        Client(running.url).sample([PROMPT] * 40, 4, range(40), DRAWING)
+        Client(running.url).sample([PROMPT] * 40, [4] * 40, range(40), DRAWING)
 
 
 # -- the engine around one that trains ------------------------------------------------------------------------
@@ -265,6 +265,15 @@ def test_an_adapter_is_served_under_its_agent_and_version(engine, fake, tmp_path
     samples = engine.sample("left", prompts_of(3), uniforms(0, 3, 4))
     assert {sample.version for sample in samples} == {version}
     assert {(asked["model"], asked["cache_salt"]) for asked in fake.asked} == {(name, name)}
+
+
+def test_a_server_is_asked_for_the_tokens_of_each_row(engine, fake):
+    engine.publish("left", moved(engine))
+    fake.asked.clear()
+    noise = uniforms(0, 2, 4)
+    noise[1, 2:] = np.nan
+    engine.sample("left", prompts_of(2), noise)
+    assert sorted(asked["max_tokens"] for asked in fake.asked) == [2, 4]
 
 
 def test_names_and_folders_are_used_once_and_old_ones_go(engine, fake):

@@ -236,7 +236,7 @@ def test_the_start_line_of_an_export_serves_every_adapter_under_its_name(tmp_pat
         prompts, noise = prompts_of(4), uniforms(5, 4, 3)
         for agent in ("a1", "a2"):
             ends = session.engine.info(agent).end_ids
-            theirs = server.client.sample(prompts, 3, [1] * 4, Drawing(agent, "exported", ends, temperature=0.0))
+            theirs = server.client.sample(prompts, [3] * 4, [1] * 4, Drawing(agent, "exported", ends, temperature=0.0))
             ours = session.engine.sample(agent, prompts, noise, decoding=Decoding(0.0))
             assert [s.token_ids.tolist() for s in theirs] == [s.token_ids.tolist() for s in ours]
     finally:

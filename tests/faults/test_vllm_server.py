@@ -138,7 +138,7 @@ def test_one_that_dies_in_the_middle_is_lost_with_its_last_words(python, place):
     server.client.message(PROMPT, 4, 1, drawing())
     server.client.message(PROMPT, 4, 2, drawing())
     with pytest.raises(EngineLost, match=r"(?s)vLLM is gone \(it has ended with exit code 9.*out of memory"):
-        server.client.sample([PROMPT] * 8, 4, range(8), drawing())
+        server.client.sample([PROMPT] * 8, [4] * 8, range(8), drawing())
     with pytest.raises(EngineLost, match="is gone"):
         server.client.message(PROMPT, 4, 1, drawing())
     server.close()

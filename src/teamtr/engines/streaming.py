@@ -127,8 +127,6 @@ class Streaming:
                 if paged is not None and paged.server is server:
                     paged.leave(reason)
             self._paged.clear()
-        if broken:
-            paged = self._paged_of(self._open[broken[0]])
-            assert paged is not None
+        if broken and (paged := self._paged_of(self._open[broken[0]])) is not None:  # None: it goes on plainly
             paged.otherwise()
             self._paged.clear()

@@ -82,7 +82,7 @@ class TabularPolicy(Policy):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        uniform_BT = torch.as_tensor(noise_BT)
+        uniform_BT = torch.as_tensor(np.nan_to_num(noise_BT))
         ids: list[list[int]] = [[] for _ in prompts]
         logp: list[list[float]] = [[] for _ in prompts]
         stopped, unwanted = [False] * len(prompts), [False] * len(prompts)

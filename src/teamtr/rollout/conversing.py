@@ -173,7 +173,7 @@ class _Conversations:
         """Handle a message that may still be sampled again: if it ends its episode, only ``ended`` is called."""
         message = self._open[row]
         state = self.states[message.episode]
-        turn = self._turn(message, message.begun.followed_by(sample, message.agent))
+        turn = self._turn(message, message.begun.followed_by(sample))
         if calls_in_message(self.context, message.agent, state.problem, turn.text):
             return  # the calls are answered first, so the episode is not over
         after = replace(state, turns=[*state.turns, turn])
@@ -195,7 +195,7 @@ class _Conversations:
             raise StaleWeights(
                 f"agent {agent.name!r} wrote with weights {written[:8]}, but the team says {agent.version[:8]}"
             )
-        whole = message.begun.followed_by(one.sample, agent)
+        whole = message.begun.followed_by(one.sample)
         return _Spoken(message.episode, self._turn(message, whole))
 
     def _turn(self, message: _Message, whole: _Beginning) -> Turn:
@@ -270,7 +270,7 @@ class _Conversations:
         return Wanted(
             agent.name,
             np.concatenate([message.prompt, begun]) if len(begun) else message.prompt,
-            noise[message.episode],
+            noise[message.episode][: agent.max_tokens - len(begun)],
             Decoding(self.temperature),
         )
 
@@ -283,15 +283,13 @@ class _Beginning:
     logprobs: NDArray[np.float32]
     finish: Finish | None = None
 
-    def followed_by(self, sample: Sample, agent: Agent) -> _Beginning:
-        """This part and the sample after it, cut at the agent's ``max_tokens``."""
-        room = agent.max_tokens - len(self.token_ids)
-        cut = len(sample.token_ids) > room
-        token_ids, logprobs = sample.token_ids[:room], sample.logprobs[:room]
-        if len(self.token_ids):
-            token_ids = np.concatenate([self.token_ids, token_ids])
-            logprobs = np.concatenate([self.logprobs, logprobs])
-        return _Beginning(token_ids, logprobs, "length" if cut else sample.finish)
+    def followed_by(self, sample: Sample) -> _Beginning:
+        """This part and the sample after it."""
+        if not len(self.token_ids):
+            return _Beginning(sample.token_ids, sample.logprobs, sample.finish)
+        token_ids = np.concatenate([self.token_ids, sample.token_ids])
+        logprobs = np.concatenate([self.logprobs, sample.logprobs])
+        return _Beginning(token_ids, logprobs, sample.finish)
 
 
 _NOTHING = _Beginning(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))

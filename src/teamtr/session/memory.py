@@ -94,14 +94,15 @@ def peak_gb(session: Session) -> float | None:
 
 
 def demand_of(session: Session) -> Demand:
-    """The most that this session requests at once."""
-    router, plan = session.context.router, session.plan
-    episodes, tried = session.plan.problems * plan.group_size, _tried(session)
+    """The most that this session requests at once. An update that learns once more from the last stage has up to twice
+    as many problems as a batch."""
+    router, plan, tried = session.context.router, session.plan, _tried(session)
+    problems = plan.problems * (2 if plan.resample.across_stages else 1)
     return Demand(
         lengths=longest(session),
         episodes=_rows_at_once(session),
-        problems=plan.problems,
-        messages={name: episodes * router.turns_of(name) for name in session.team.trainable},
+        problems=problems,
+        messages={name: problems * plan.group_size * router.turns_of(name) for name in session.team.trainable},
         checked={name: min(FLOOR_MESSAGES, tried * router.turns_of(name)) for name in session.team.trainable},
         minibatches=session.team_file.learner.minibatches,
         objective=plan.objective,

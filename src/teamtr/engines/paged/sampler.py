@@ -40,6 +40,7 @@ from teamtr.engines.torch.attention import AttentionShape, Layout, attending, te
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.progress import Work, working
+from teamtr.randomness import lengths_of
 from teamtr.types import Finish, Ids
 
 PAGE = 64
@@ -107,7 +108,8 @@ class Server:
         follow: Follow = unfollowed,
     ) -> list[Sample]:
         """One message of this speaker per prompt."""
-        jobs = [Job(speaker, prompt, noise_T) for prompt, noise_T in zip(prompts, uniform_BT, strict=True)]
+        rows = zip(prompts, uniform_BT, lengths_of(uniform_BT), strict=True)
+        jobs = [Job(speaker, prompt, noise_T[:tokens]) for prompt, noise_T, tokens in rows]
         samples: dict[int, Sample] = {}
 
         def more(ended: Sequence[Ended]) -> list[Job]:

@@ -88,7 +88,7 @@ class PlainSampler:
         hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
 
         head = self.head()
-        uniform_BT = torch.tensor(noise_BT, device=self.device)  # a copy: arrays from other processes are read-only
+        uniform_BT = torch.tensor(np.nan_to_num(noise_BT), device=self.device)
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         tokens: list[Tensor] = []

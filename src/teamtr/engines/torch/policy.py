@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from teamtr.engines.torch.products import are_small, without_onednn
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
-from teamtr.randomness import uniforms
+from teamtr.randomness import lengths_of, uniforms
 from teamtr.types import Floats, Ids
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -392,7 +393,7 @@ class TransformerPolicy(Policy):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        self.require_room(max(map(len, prompts)) + noise_BT.shape[1])
+        self.require_room(max(map(add, map(len, prompts), lengths_of(noise_BT))))
         while True:
             samples = self._sample(prompts, noise_BT, drawing, version, heard, follow)
             if all(np.isfinite(s.logprobs).all() for s in samples):

@@ -145,12 +145,13 @@ class Client:
     def sample(
         self,
         prompts: Sequence[Ids],
-        tokens: int,
+        tokens: Sequence[int],
         seeds: Sequence[int],
         drawing: Drawing,
         heard: Heard = unheard,
     ) -> list[Sample]:
-        """One message per prompt, from concurrent requests; ``heard`` is called with each message as it arrives."""
+        """One message of at most so many tokens per prompt, from concurrent requests; ``heard`` is called with each
+        message as it arrives."""
         if 0 < drawing.temperature < COLDEST:
             raise UserError(
                 f"vLLM takes no temperature between 0 and {COLDEST}, and {drawing.temperature:g} is asked for: use 0 "
@@ -158,7 +159,8 @@ class Client:
             )
         pool = ThreadPoolExecutor(min(AT_ONCE, len(prompts)))
         try:
-            asked = [pool.submit(self.message, p, tokens, s, drawing) for p, s in zip(prompts, seeds, strict=True)]
+            rows = zip(prompts, tokens, seeds, strict=True)
+            asked = [pool.submit(self.message, prompt, most, seed, drawing) for prompt, most, seed in rows]
             row_of = {one: row for row, one in enumerate(asked)}
             for one in as_completed(asked):
                 heard(row_of[one], one.result())

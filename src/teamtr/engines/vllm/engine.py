@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import add
 from pathlib import Path
 
 from teamtr.answers import AS_TRAINED, AgentInfo, Decoding, Sample
@@ -12,6 +13,7 @@ from teamtr.engines.vllm.hosts import Host, name_of
 from teamtr.engines.vllm.memory import Servers
 from teamtr.errors import UserError
 from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
+from teamtr.randomness import lengths_of
 from teamtr.streams import InTurns
 from teamtr.types import Floats, Ids
 
@@ -77,7 +79,7 @@ class VllmEngine(InTurns):
             return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)
         if not prompts:
             return []
-        version, tokens = self.version(agent), noise_BT.shape[1]
+        version, tokens = self.version(agent), lengths_of(noise_BT)
         drawing = Drawing(
             model=self._serve(agent, version),
             salt=name_of(agent, version),
@@ -86,7 +88,7 @@ class VllmEngine(InTurns):
             top_p=decoding.top_p,
             top_k=decoding.top_k,
         )
-        self._require_room(agent, max(map(len, prompts)) + tokens)
+        self._require_room(agent, max(map(add, map(len, prompts), tokens)))
 
         def told(row: int, sample: Sample) -> None:
             follow(row, 0, sample.token_ids)
