@@ -29,6 +29,8 @@ from teamtr.team import Addressed, Agent, Schedule, Team
 from teamtr.tools.kinds import WHOLE
 from teamtr.tools.toolbox import Outcome, Toolbox, ToolboxTools
 from teamtr.types import Message, Problem, Reply, Situation
+from tiny_architectures import make_gpt2
+from tiny_architectures import make_policy as make_small_policy
 
 
 class Ragged:
@@ -129,13 +131,13 @@ def test_the_most_rows_that_wait_together_go_next_and_rows_are_numbered_as_they_
     assert found == {row: row for row in range(6)}, "a row's message is the one that it asked for"
 
 
-@pytest.mark.parametrize("engine", ["plain", "paged"])
+@pytest.mark.parametrize("engine", ["plain", "paged", "positions in a table"])
 def test_a_row_needs_room_for_its_own_tokens_only(engine: str):
-    policy = make_policy("full")
+    policy = make_small_policy(make_gpt2()) if engine == "positions in a table" else make_policy("full")
     if engine == "paged":
         policy.serving = SamplerPool("fp32", torch.device("cpu"), memory_bytes=1 << 24)
     sampler, noise = LocalEngine({"a": PolicyLearner("a", policy)}), uniforms(0, 2, 8)
-    prompts = [np.full(length, 3, dtype=np.int32) for length in (4092, 5)]
+    prompts = [np.full(length, 3, dtype=np.int32) for length in (policy.positions - 4, 5)]
     wanted = [Wanted("a", prompt, row[:tokens]) for prompt, row, tokens in zip(prompts, noise, (4, 8), strict=True)]
     found: dict[int, Sample] = {}
 
@@ -148,7 +150,7 @@ def test_a_row_needs_room_for_its_own_tokens_only(engine: str):
     for row, tokens in enumerate((4, 8)):
         (alone,) = sampler.sample("a", [prompts[row]], noise[row : row + 1, :tokens])
         assert found[row].token_ids.tolist() == alone.token_ids.tolist()
-    with pytest.raises(UserError, match="need 4097 tokens"):
+    with pytest.raises(UserError, match=f"need {policy.positions + 1} tokens"):
         sampler.sample("a", prompts[:1], noise[:1, :5])
 
 

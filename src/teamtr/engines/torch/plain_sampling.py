@@ -122,7 +122,7 @@ class PlainSampler:
             if u + 1 == max_tokens or not speaking:
                 break
             mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
-            position_B = position_B + 1
+            position_B = position_B + open_B  # one that has ended may have no further position
             hidden_BH = self.body(
                 input_ids=ids_B[:, None],
                 attention_mask=mask_BL,
