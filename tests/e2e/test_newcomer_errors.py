@@ -81,6 +81,29 @@ def test_a_place_where_no_run_folder_can_be(out: str, message: str, tmp_path: Pa
     assert "teaching" not in said
 
 
+@pytest.mark.parametrize("command", [["train"], ["report"], ["eval"], ["plan"], ["export", "--merged"], ["swap"]])
+def test_a_folder_of_runs_names_them(command: list[str]) -> None:
+    """What ``--seeds 3`` wrote is no run, and holds three."""
+    for seed in range(3):
+        made_run(Path("runs") / "three" / f"seed{seed}")
+    more = {"export": ["out"], "swap": ["--agent", "ann", "--with", "tiny", "--out", "out"]}.get(command[0], [])
+    said = told(*command, "runs/three", *more)
+    assert "runs/three/seed0, runs/three/seed1, runs/three/seed2" in said
+    assert "give one of them" in said
+
+
+def test_a_run_folder_where_a_team_file_is_wanted() -> None:
+    made_run(Path("runs") / "first")
+    assert "runs/first: is a folder, not a team file: give runs/first/team.yaml" in told("plan", "runs/first")
+
+
+def test_a_team_file_where_a_run_folder_is_wanted(tmp_path: Path) -> None:
+    team(tmp_path)
+    assert "team.yaml is a file, not a run folder: for untrained models, give --team team.yaml" in told(
+        "eval", "team.yaml"
+    )
+
+
 def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
