@@ -477,6 +477,18 @@ def test_what_makes_learning_unlikely_is_told_before_it_is_tried(tmp_path: Path)
         assert result.stdout.count(f"warning: {warning}") == 1
 
 
+def test_a_tiny_model_that_warmup_teaches_is_not_said_to_get_no_warm_up(tmp_path: Path) -> None:
+    rows = [{"question": f"{k} + 1?", "answer": str(k + 1)} for k in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "examples.jsonl").write_text('{"prompt": "2 + 3?", "completion": "5"}\n')
+    file = team(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5}")
+    settings = ["warmup.path=examples.jsonl", "warmup.tokens=100"]
+    result = CliRunner().invoke(app, ["check", str(file), *settings])
+    assert result.exit_code == 0, result.output
+    assert "ann is warmed up on 1 example" in result.stdout
+    assert "gets no warm-up" not in result.stdout
+
+
 def test_an_end_token_that_also_stands_for_the_unknown_is_no_unknown_character(tmp_path: Path) -> None:
     model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
     tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's
