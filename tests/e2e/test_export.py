@@ -278,14 +278,14 @@ class Hub:
 
     uploads: ClassVar[dict[str, set[str]]] = {}
     private: ClassVar[list[bool]] = []
-    refuses: ClassVar[str] = ""
+    refuses: ClassVar[Exception | None] = None
 
     def __init__(self, token: str | None = None) -> None:
         pass
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
         if self.refuses:
-            raise OSError(self.refuses)
+            raise self.refuses
         self.private.append(private)
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> str:
@@ -309,8 +309,10 @@ def test_pushing(run, tmp_path, monkeypatch):
     invoke("export", run, tmp_path / "c", "--agent", "left", "--push", "me/left", "--public")
     assert "me/left" in Hub.uploads
     assert Hub.private == [True, True, True, False]
-    monkeypatch.setattr(Hub, "refuses", "no route to host\nand more")
-    said = invoke("export", run, tmp_path / "d", "--agent", "left", "--push", "me/left", code=2).stderr
-    assert "no route to host" in said
-    assert "HF_TOKEN" in said
-    assert (tmp_path / "d" / "config.json").exists(), "what was exported stays"
+    for kind in (OSError, type("ConnectError", (Exception,), {})):  # the second: of the hub's HTTP client, no OSError
+        monkeypatch.setattr(Hub, "refuses", kind("no route to host\nand more"))
+        out = tmp_path / kind.__name__
+        said = invoke("export", run, out, "--agent", "left", "--push", "me/left", code=2).stderr
+        assert "no route to host" in said
+        assert "HF_TOKEN" in said
+        assert (out / "config.json").exists(), "what was exported stays"

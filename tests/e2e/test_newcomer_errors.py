@@ -81,6 +81,29 @@ def test_a_place_where_no_run_folder_can_be(out: str, message: str, tmp_path: Pa
     assert "teaching" not in said
 
 
+@pytest.mark.parametrize("command", [["train"], ["report"], ["eval"], ["plan"], ["export", "--merged"], ["swap"]])
+def test_a_folder_of_runs_names_them(command: list[str]) -> None:
+    """What ``--seeds 3`` wrote is no run, and holds three."""
+    for seed in range(3):
+        made_run(Path("runs") / "three" / f"seed{seed}")
+    more = {"export": ["out"], "swap": ["--agent", "ann", "--with", "tiny", "--out", "out"]}.get(command[0], [])
+    said = told(*command, "runs/three", *more)
+    assert "runs/three/seed0, runs/three/seed1, runs/three/seed2" in said
+    assert "give one of them" in said
+
+
+def test_a_run_folder_where_a_team_file_is_wanted() -> None:
+    made_run(Path("runs") / "first")
+    assert "runs/first: is a folder, not a team file: give runs/first/team.yaml" in told("plan", "runs/first")
+
+
+def test_a_team_file_where_a_run_folder_is_wanted(tmp_path: Path) -> None:
+    team(tmp_path)
+    assert "team.yaml is a file, not a run folder: for untrained models, give --team team.yaml" in told(
+        "eval", "team.yaml"
+    )
+
+
 def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -452,6 +475,18 @@ def test_what_makes_learning_unlikely_is_told_before_it_is_tried(tmp_path: Path)
         "3 of 3 problems have characters that the tokenizer does not know",
     ):
         assert result.stdout.count(f"warning: {warning}") == 1
+
+
+def test_a_tiny_model_that_warmup_teaches_is_not_said_to_get_no_warm_up(tmp_path: Path) -> None:
+    rows = [{"question": f"{k} + 1?", "answer": str(k + 1)} for k in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "examples.jsonl").write_text('{"prompt": "2 + 3?", "completion": "5"}\n')
+    file = team(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5}")
+    settings = ["warmup.path=examples.jsonl", "warmup.tokens=100"]
+    result = CliRunner().invoke(app, ["check", str(file), *settings])
+    assert result.exit_code == 0, result.output
+    assert "ann is warmed up on 1 example" in result.stdout
+    assert "gets no warm-up" not in result.stdout
 
 
 def test_an_end_token_that_also_stands_for_the_unknown_is_no_unknown_character(tmp_path: Path) -> None:

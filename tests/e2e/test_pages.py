@@ -100,7 +100,11 @@ def test_the_tutorial_after_training_runs_in_short(in_desk: Path) -> None:
     assert (in_desk / "runs" / "desk" / "report.html").is_file()
     assert {"reader", "sorter"} <= {path.name for path in (in_desk / "exported").iterdir()}
     compared = reader.said["teamtr compare runs/desk runs/wide"]
-    assert re.search(r"^plan\.radius_nats_per_message +0\.1 +3\.0$", compared, flags=re.M)
+    shown = section(TUTORIAL, "7. Evaluate and compare").partition("```text\n")[2].partition("```")[0]
+    heads = "run  ", "setting that differs", "plan.radius"
+    as_printed = [line.split() for line in compared.splitlines() if line.startswith(heads)]
+    assert as_printed == [line.split() for line in shown.splitlines() if line.startswith(heads)]
+    assert len(as_printed) == 3
     assert "sorter, the answer:" in reader.said["teamtr chat runs/desk --seed 1"]
 
 

@@ -555,6 +555,12 @@ def test_the_team_file_holds_the_plan_that_runs(tmp_path: Path) -> None:
         assert trainer.team_file.plan.plan() == trainer.plan
 
 
+@pytest.mark.parametrize("agents", [["solver", "checker"], "solver", {"solver": Agent("solver", "tiny")}])
+def test_what_is_no_agent_is_refused(agents: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"agents must be a list of Agent\(NAME, MODEL\), got '"):
+        made(tmp_path, agents=agents)
+
+
 def test_a_preset_with_changes_and_without_sense() -> None:
     plan = Plan.preset("grpo", radius=0.05, stages=7)
     assert (plan.radii.nats, plan.stages, plan.objective) == (0.05, 7, PRESETS["grpo"].objective)

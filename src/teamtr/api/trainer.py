@@ -72,6 +72,9 @@ class TeamTrainer:
     ) -> None:
         if not agents:
             raise UserError("a team needs at least one agent")
+        for agent in agents:
+            if not isinstance(agent, Agent):
+                raise UserError(f"agents must be a list of Agent(NAME, MODEL), got {agent!r:.80}")
         if not isinstance(args, Plan | None):
             raise UserError(f"args must be a Plan, such as Plan.preset('teamtr', radius=0.05), got {args!r:.80}")
         self.output_dir = Path(output_dir)

@@ -140,6 +140,8 @@ def evaluate(
             changes, run = [run, *changes], None
         if run is None and team is None:
             raise UserError("say what to evaluate: a run folder, or a team file with --team")
+        if run is not None and Path(run).is_file():
+            raise UserError(f"{run} is a file, not a run folder: for untrained models, give --team {run}")
         for change in changes:
             if "=" not in change:
                 what = "a team file with --team or a run folder, not both" if team else "one run folder"

@@ -26,6 +26,12 @@ def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
     try:
         with open(path, "rb") as file:
             raw = file.read(4 * LONGEST + 1)  # UTF-8 uses at most 4 bytes per character
+    except IsADirectoryError:
+        from teamtr.store import remedy_for
+
+        inside = Path(path) / "team.yaml"
+        remedy = f"give {inside}" if inside.is_file() else remedy_for(Path(path))
+        raise ConfigError(name, "", [Mistake(f"is a folder, not a team file: {remedy}")]) from None
     except OSError as error:
         raise ConfigError(name, "", [Mistake(f"cannot be read: {error.strerror}")]) from None
     if len(raw) > 4 * LONGEST:

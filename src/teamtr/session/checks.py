@@ -139,7 +139,7 @@ def doubts(session: Session) -> list[str]:
         )
     if held_out < FEW:
         found.append(f"{held_out} held-out problems: too few for informative intervals")
-    untaught = not task.format_examples(generator(settings.seed, "form"), 1)
+    untaught = not settings.warmup.tokens and not task.format_examples(generator(settings.seed, "form"), 1)
     if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):
         found.append(
             "the built-in tiny model gets no warm-up, because this task has no examples of messages: it starts with "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from teamtr.errors import UserError
+from teamtr.errors import UserError, first_line
 
 
 def require_pushable(name: str, folder: Path) -> None:
@@ -22,16 +22,14 @@ def push(name: str, folder: Path, repo_id: str, *, private: bool = True, token: 
     """Upload an agent's folder; returns the address of the commit. The local folder is kept, even if the upload
     fails."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     require_pushable(name, folder)
     hub = HfApi(token=token)
     try:
         hub.create_repo(repo_id, private=private, exist_ok=True)
         return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"TeamTR: {name}"))
-    except (HFValidationError, LocalTokenNotFoundError, HfHubHTTPError, OSError) as error:
-        why = str(error).strip().splitlines()[0]
+    except Exception as error:  # of any HTTP client: that of the hub raises its own if no connection is made
         raise UserError(
-            f"{repo_id}: the hub did not take agent {name!r} ({why}): check the name (USER/NAME), the connection, and "
-            "HF_TOKEN or `hf auth login`"
+            f"{repo_id}: the hub did not take agent {name!r} ({first_line(error)}): check the name (USER/NAME), the "
+            "connection, and HF_TOKEN or `hf auth login`"
         ) from error

@@ -14,7 +14,7 @@ Everything is YAML, JSON, gzip or what a learner saves; nothing in this package 
 from teamtr.store.atomic import StoreError, TornRead, commit_folder, verify_folder, write_atomic
 from teamtr.store.checkpoint import Checkpoints, Commit, NoSuchCommit
 from teamtr.store.episodes import batch_name, probe_name, read_episodes, write_episodes
-from teamtr.store.folder import NotARun, RunFolder, RunLocked
+from teamtr.store.folder import NotARun, RunFolder, RunLocked, is_run, remedy_for, runs_in
 from teamtr.store.log import Log, LogMark, RunLog
 
 __all__ = [
@@ -31,8 +31,11 @@ __all__ = [
     "TornRead",
     "batch_name",
     "commit_folder",
+    "is_run",
     "probe_name",
     "read_episodes",
+    "remedy_for",
+    "runs_in",
     "verify_folder",
     "write_atomic",
     "write_episodes",

@@ -94,7 +94,7 @@ class RunFolder:
         """Open a folder for reading only, also while a run writes to it."""
         run = cls(Path(path))
         if not (run.team_file.is_file() or run.checkpoints.folder.is_dir()):
-            raise NotARun(f"{path} is not a run folder (no team.yaml and no checkpoints in it): check the path")
+            raise NotARun(f"{path} is not a run folder (no team.yaml and no checkpoints in it): {remedy_for(run.path)}")
         return run
 
     @property
@@ -165,6 +165,28 @@ class RunFolder:
         """Write a batch to the episodes folder under this name."""
         self.require_in_place()
         write_episodes(self.episodes / name, batch)
+
+
+def remedy_for(path: Path) -> str:
+    """What to do about a path that is no run: a folder of runs, as ``--seeds`` writes, names them."""
+    runs = runs_in(path)
+    if not runs:
+        return "check the path"
+    there = ", ".join(map(str, runs[:3])) + (", …" if len(runs) > 3 else "")
+    return f"it holds {there}; give one of them"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun to write here."""
+    return (folder / "team.yaml").is_file() or (folder / "log.jsonl").is_file()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs directly in the folder. Symbolic links are not followed, because their targets are not trusted."""
+    if not folder.is_dir():
+        return []
+    below = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
+    return [path for path in below if is_run(path)]
 
 
 def open_own(path: Path) -> BinaryIO:

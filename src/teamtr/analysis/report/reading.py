@@ -18,7 +18,7 @@ from teamtr.config import ConfigError, TeamFile, loads_stored
 from teamtr.config.source import LONGEST
 from teamtr.presets import Plan
 from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, unknown_kinds
-from teamtr.store import NotARun, RunFolder
+from teamtr.store import NotARun, RunFolder, remedy_for
 from teamtr.store.folder import open_own
 from teamtr.store.log import decode, unsealed
 
@@ -239,7 +239,8 @@ def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
         raise NotARun(f"there is no run folder {folder}: check the path")
     run = RunFolder(folder)
     if not (run.log.path.is_file() or run.team_file.is_file() or run.checkpoints.folder.is_dir()):
-        raise NotARun(f"{folder} is not a run folder (no log.jsonl, team.yaml or checkpoints in it): check the path")
+        lacking = "no log.jsonl, team.yaml or checkpoints in it"
+        raise NotARun(f"{folder} is not a run folder ({lacking}): {remedy_for(folder)}")
     notes: list[str] = []
     tail = tail or LogTail(run.log.path)
     tail.poll()

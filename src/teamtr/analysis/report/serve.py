@@ -32,7 +32,7 @@ from teamtr.analysis.report.page import live_page, shown_plainly, to_json
 from teamtr.analysis.report.reading import LogTail, Reading, list_batches, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
-from teamtr.store import RunFolder, StoreError, TornRead, read_episodes
+from teamtr.store import RunFolder, StoreError, TornRead, is_run, read_episodes, runs_in
 from teamtr.web import WebServer, header, send_bytes
 
 MOST_EPISODES = 512
@@ -103,7 +103,7 @@ class Library:
         """Every run by its key, newest log first."""
         found = {}
         for folder in self._folders:
-            for path in [folder] if _is_run(folder) else _runs_in(folder):
+            for path in [folder] if is_run(folder) else runs_in(folder):
                 found[hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]] = path
         return dict(sorted(found.items(), key=lambda item: _modified(item[1]), reverse=True))
 
@@ -229,18 +229,6 @@ def _at_low_priority() -> None:
     with suppress(OSError, AttributeError):  # on systems without priorities of threads
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, max(10, os.getpriority(os.PRIO_PROCESS, own)))
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "team.yaml").is_file() or (folder / "log.jsonl").is_file()
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The runs directly in the folder. Symbolic links are not followed, because their targets are not trusted."""
-    if not folder.is_dir():
-        return []
-    below = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
-    return [path for path in below if _is_run(path)]
 
 
 def _changed(folder: Path) -> int:
