@@ -736,4 +736,5 @@ def test_a_model_object_is_sampled_by_a_server(tmp_path):
     with fake_vllm.Running(fake) as running:
         settings = {**TINY, "sampling.engine": "vllm", "sampling.vllm.urls": [running.url]}
         made(tmp_path / "run", agents=agents, config=settings).evaluate(problems=2, samples=2)
+        assert not fake.adapters, "an evaluation leaves nothing at the server"
     assert {name.split("-")[0] for name, _ in fake.given} == {"one", "two"}

@@ -121,7 +121,10 @@ class TeamTrainer:
         else:
             session, team = stored.build(self._parts())
             stage = int(stored.commit.progress["stage"])
-        report, _ = evaluate_team(session, team, stage=stage, split=split, problems=problems, samples=samples)
+        try:
+            report, _ = evaluate_team(session, team, stage=stage, split=split, problems=problems, samples=samples)
+        finally:
+            session.engine.close()
         return report
 
     @property
