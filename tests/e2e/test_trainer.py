@@ -648,6 +648,10 @@ def peft_agent(**settings: Any) -> list[Agent]:
     return [Agent("a", "tiny", lora=PeftLoraConfig(**settings))]
 
 
+def given_a_task(**settings: Any) -> dict[str, Any]:
+    return {"reward_funcs": letters(), "train_dataset": None, **settings}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -667,6 +671,9 @@ def peft_agent(**settings: Any) -> list[Agent]:
         (lambda: {"train_dataset": [{"prompt": [{"role": "system", "content": "x"}]}]}, "has 0 user messages"),
         (lambda: {"eval_dataset": [{"text": "x"}]}, "eval_dataset: row 0"),
         (lambda: {"reward_funcs": letters()}, "a Task brings its own problems"),
+        (lambda: given_a_task(reward_weights=[1.0]), "a Task grades by itself: reward_weights"),
+        (lambda: given_a_task(reward_range=2.0), "a Task grades by itself: reward_range"),
+        (lambda: given_a_task(success_threshold=0.5), "a Task grades by itself: success_threshold"),
         (lambda: {"reward_funcs": []}, "reward_funcs must be"),
         (lambda: {"reward_funcs": "accuracy"}, "reward_funcs must be"),
         (lambda: {"args": "teamtr"}, r"Plan\.preset"),

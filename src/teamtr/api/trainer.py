@@ -267,8 +267,13 @@ def _task(
     if isinstance(given, TaskBase):
         if train is not None or test is not None:
             raise UserError("a Task brings its own problems: leave train_dataset and eval_dataset out")
-        if weights is not None:
-            raise UserError("a Task grades by itself: reward_weights are for reward functions; leave them out")
+        given_too = {
+            "reward_weights": weights is not None,
+            "reward_range": reward_range is not None,
+            "success_threshold": threshold != 1.0,
+        }
+        if unused := [name for name, is_given in given_too.items() if is_given]:
+            raise UserError(f"a Task grades by itself: {unused[0]} is for reward functions; leave it out")
         return given
     if train is None:
         raise UserError("reward functions need a train_dataset: rows with a 'prompt'")
