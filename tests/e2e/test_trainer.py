@@ -701,6 +701,16 @@ def test_a_model_with_adapters_is_refused() -> None:
         Agent("a", adapted, tokenizer)
 
 
+def test_two_tokenizers_on_one_model_are_refused(tmp_path: Path) -> None:
+    model, tokenizer = model_object()
+    other = deepcopy(tokenizer)
+    team = [Agent("solver", model, tokenizer, lora=LORA), Agent("checker", model, other, lora=LORA)]
+    made(tmp_path / "run", agents=team)  # the same, loaded twice
+    other.chat_template += " "
+    with pytest.raises(UserError, match="'solver' and 'checker' have one model"):
+        made(tmp_path / "run", agents=team)
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -79,6 +79,7 @@ class TeamTrainer:
         self.plan = Plan() if args is None else args
         self._agents = tuple(agents)
         self._sources = {id(agent): _source(agent) for agent in agents}
+        _require_one_tokenizer(agents, self._sources)
         self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range, reward_weights)
         self._router = _checked(router, self._agents, answer)
         self._stopping = False
@@ -287,6 +288,22 @@ def _source(agent: Agent) -> str:
     from teamtr.session.models import OBJECT, weights_hash
 
     return f"{OBJECT}{weights_hash(agent.model)}"
+
+
+def _require_one_tokenizer(agents: Sequence[Agent], sources: Mapping[int, str]) -> None:
+    """Refuse two tokenizers on the same weights, which are loaded once, with one tokenizer."""
+    from teamtr.chat import ChatCodec
+
+    firsts: dict[str, Agent] = {}
+    for agent in agents:
+        first = firsts.setdefault(sources[id(agent)], agent)
+        if first.tokenizer is agent.tokenizer:
+            continue
+        if ChatCodec(first.tokenizer).identity != ChatCodec(agent.tokenizer).identity:
+            raise UserError(
+                f"agents {first.name!r} and {agent.name!r} have one model and two tokenizers or chat templates: give "
+                "both the same"
+            )
 
 
 def _describe(thing: Any) -> str:
