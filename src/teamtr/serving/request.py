@@ -227,7 +227,7 @@ def _unreadable(schema: Mapping[str, Any]) -> str | None:
 def _told(error: ValidationError) -> BadRequest:
     """The most deeply nested of the validation errors, without the values that the client sent."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda found: len(found["loc"]))
-    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "list[", "str")))
+    place = ".".join(str(part) for part in first["loc"] if part != "str" and not str(part).startswith("list["))
     field = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":
         return BadRequest(f"unknown field {place[:200]!r}", field and field[:200], "unknown_parameter")
