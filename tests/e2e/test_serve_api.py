@@ -265,13 +265,18 @@ def test_many_clients_at_once_hear_what_each_would_hear_alone(client: openai.Ope
 
 
 @pytest.mark.long
-def test_too_many_requests_are_told_when_to_come_again(session: Session):
+def test_too_many_requests_are_told_when_to_come_again(session: Session, monkeypatch: pytest.MonkeyPatch):
     with (
         serving(session, limits=Limits(at_once=1, waiting=1)) as server,
         openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client,
     ):
-        with pytest.raises(openai.RateLimitError) as refused:
-            create(client, n=3)
+        with pytest.raises(openai.BadRequestError, match="at most 2 answers") as never:
+            create(client, n=3)  # there will never be room for it: nobody is told to come again
+        assert never.value.param == "n"
+        with monkeypatch.context() as full:
+            full.setattr(server.desk, "_pending", 2)
+            with pytest.raises(openai.RateLimitError) as refused:
+                create(client)
         assert int(refused.value.response.headers["Retry-After"]) >= 1
         assert refused.value.code == "rate_limit_exceeded"
         assert create(client, n=2).choices
