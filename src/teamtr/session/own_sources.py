@@ -4,6 +4,7 @@ program."""
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import sys
@@ -33,12 +34,13 @@ def program_digest(file: Path) -> str:
 
 
 def object_digest(thing: Any) -> str:
-    """Hash of the code of a function, class or object, of the plain values that it uses, and of the functions and
-    classes of its own module that it calls. Code in other modules is not included."""
-    digest = hashlib.sha256()
-    for part in _parts(thing, _home(thing), set()):
-        digest.update(part.encode("utf-8", "surrogatepass"))
-        digest.update(b"\0")
+    """Hash of the code of a function, class or object, or of each in a tuple, of the plain values that it uses, and of
+    the functions and classes of its own module that it calls. Code in other modules is not included."""
+    digest, seen = hashlib.sha256(), set[int]()
+    for each, home in _with_homes(thing):
+        for part in _parts(each, home, seen):
+            digest.update(part.encode("utf-8", "surrogatepass"))
+            digest.update(b"\0")
     return digest.hexdigest()
 
 
@@ -72,7 +74,20 @@ def _imports(file: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}".strip(".") for alias in node.names)
 
 
+def _with_homes(thing: Any) -> Iterator[tuple[Any, str]]:
+    """The thing with its module; of a tuple, what it holds, each with its own. Of this library's classes in a tuple
+    only the names count."""
+    if type(thing) is not tuple:
+        yield thing, _home(thing)
+        return
+    for item in thing:
+        for each, home in _with_homes(item):
+            yield each, _home(()) if home.partition(".")[0] == "teamtr" else home
+
+
 def _home(thing: Any) -> str:
+    if isinstance(thing, functools.partial):
+        return _home(thing.func)
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return str(module)
 
@@ -94,6 +109,8 @@ def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
             yield from _parts(item, home, seen)
     elif isinstance(thing, set | frozenset):
         yield from sorted(repr(item) for item in thing if isinstance(item, _PLAIN))
+    elif isinstance(thing, functools.partial):
+        yield from _parts([thing.func, thing.args, thing.keywords], home, seen)
     elif isinstance(thing, types.MethodType):
         yield from _parts(thing.__func__, home, seen)
         yield from _parts(thing.__self__, home, seen)
