@@ -343,6 +343,12 @@ def test_objects_among_reward_functions_count_with_their_values(made: Callable[[
     assert object_digest(((made(1.0),), 1.0)) != object_digest(((made(2.0),), 1.0))
 
 
+def test_an_object_is_not_taken_for_one_that_is_gone() -> None:
+    """What was read is known by its place in memory, which must not be given to something else meanwhile."""
+    rewards = [tuple(partial(scaled, factor=factor) for factor in factors) for factors in ((1.0, 2.0), (1.0, 3.0))]
+    assert object_digest(rewards[0]) != object_digest(rewards[1])
+
+
 @pytest.mark.parametrize("reward", [scaled, partial(scaled, factor=1.0)])
 def test_what_reward_functions_call_in_their_module_counts(reward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = object_digest(((reward,), 1.0))

@@ -36,7 +36,7 @@ def program_digest(file: Path) -> str:
 def object_digest(thing: Any) -> str:
     """Hash of the code of a function, class or object, or of each in a tuple, of the plain values that it uses, and of
     the functions and classes of its own module that it calls. Code in other modules is not included."""
-    digest, seen = hashlib.sha256(), set[int]()
+    digest, seen = hashlib.sha256(), dict[int, Any]()
     for each, home in _with_homes(thing):
         for part in _parts(each, home, seen):
             digest.update(part.encode("utf-8", "surrogatepass"))
@@ -92,14 +92,14 @@ def _home(thing: Any) -> str:
     return str(module)
 
 
-def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
+def _parts(thing: Any, home: str, seen: dict[int, Any]) -> Iterator[str]:
     """Texts that describe what an object does: sources, bytecode where there is no source, and values."""
     if isinstance(thing, _PLAIN):
         yield f"{type(thing).__name__} {thing!r}"
         return
     if id(thing) in seen:
         return
-    seen.add(id(thing))
+    seen[id(thing)] = thing  # keeps it, so that no other object gets its id
     if isinstance(thing, dict):
         for key in sorted(thing, key=repr):
             yield f"key {key!r:.1000}" if isinstance(key, _PLAIN) else f"key {type(key).__qualname__}"
@@ -126,7 +126,7 @@ def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
             yield from _parts(getattr(thing, "__dict__", {}), home, seen)
 
 
-def _function(function: types.FunctionType, home: str, seen: set[int]) -> Iterator[str]:
+def _function(function: types.FunctionType, home: str, seen: dict[int, Any]) -> Iterator[str]:
     yield _source(function) or "".join(_code(function.__code__))
     yield from _parts(function.__defaults__ or (), home, seen)
     yield from _parts(function.__kwdefaults__ or {}, home, seen)
@@ -144,7 +144,7 @@ def _function(function: types.FunctionType, home: str, seen: set[int]) -> Iterat
             yield from _parts(value, home, seen)
 
 
-def _class(made: type, home: str, seen: set[int]) -> Iterator[str]:
+def _class(made: type, home: str, seen: dict[int, Any]) -> Iterator[str]:
     for each in made.__mro__:
         if each.__module__ != home:
             yield f"{each.__module__}.{each.__qualname__}"
