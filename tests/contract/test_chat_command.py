@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from teamtr.cli.terminal import Indented
 from teamtr.serving.desk import Desk, Limits, Ticket
 from teamtr.serving.schedule import Scheduler
 from teamtr.serving.talk import Talk
-from teamtr.serving.team import Choice, ServedTeam
+from teamtr.serving.team import Ask, Choice, ServedTeam
 from teamtr.session.build import Session
 
 NAMES = ("left", "right", "speaker")
@@ -223,6 +224,41 @@ def test_the_command_reads_questions_from_a_pipe(tmp_path, monkeypatch) -> None:
     assert headings == ["left:", "right:", "speaker, the answer:"]
     assert f"trio: left, right, speaker. {HELP}" in said.stderr
     assert "private" not in said.stderr
+
+
+@pytest.mark.long
+def test_ctrl_c_twice_leaves_a_chat_that_answers(tmp_path, monkeypatch) -> None:
+    """The first ends a message, the second the wait for its end."""
+    play, take, pressed, goes_on = ServedTeam.play, Desk.take, list[bool](), threading.Event()
+
+    def slowly(team: ServedTeam, ask: Ask) -> Choice:
+        assert goes_on.wait(60)
+        return play(team, ask)
+
+    def press(*_: Any) -> None:
+        pressed.append(True)
+        raise KeyboardInterrupt
+
+    def taken(desk: Desk, *asked: Any) -> Ticket:
+        if pressed:
+            monkeypatch.setattr("teamtr.serving.talk.wait", wait)
+            try:
+                return take(desk, *asked)
+            finally:
+                goes_on.set()
+        ticket = take(desk, *asked)
+        monkeypatch.setattr(ticket.choices[0], "result", press)
+        monkeypatch.setattr("teamtr.serving.talk.wait", press)
+        return ticket
+
+    monkeypatch.setattr(ServedTeam, "play", slowly)
+    monkeypatch.setattr(Desk, "take", taken)
+    (tmp_path / "team.yaml").write_text(TEAM.replace("ANSWER", "speaker"))
+    said = CliRunner().invoke(app, ["chat", str(tmp_path / "team.yaml")], input="What is 2+3?\nWhat is 3+4?\n/quit\n")
+    assert said.exit_code == 0, said.output
+    assert len(pressed) == 2
+    assert "[ended by you" in said.stdout
+    assert "speaker, the answer:" in said.stdout
 
 
 @pytest.mark.long

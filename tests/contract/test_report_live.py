@@ -98,6 +98,15 @@ def test_a_foreign_host_header_is_refused(run):
         assert get(server, f"/{server.token}/", host=f"localhost:{server.server_port}")[0] == 200
 
 
+def test_at_port_80_clients_leave_the_port_out():
+    with LiveServer(Library([])) as server:
+        server.server_port = 80
+        assert [server.admits(host) for host in (b"localhost", b"127.0.0.1", b"127.0.0.1:80")] == [True] * 3
+        assert not server.admits(b"evil.example")
+        server.server_port = 81
+        assert not server.admits(b"localhost")
+
+
 def test_other_machines_are_let_in_only_when_told():
     with pytest.raises(UserError, match="--allow-remote"):
         LiveServer(Library([]), host="0.0.0.0")

@@ -123,6 +123,11 @@ def test_a_team_is_not_loaded_for_an_address_that_cannot_be_had(tmp_path: Path) 
     assert "teaching" not in said
 
 
+def test_a_request_may_not_take_for_ever(tmp_path: Path) -> None:
+    said = told("serve", team(tmp_path), "--port", 0, "--request-seconds", "inf")
+    assert "Invalid value for '--request-seconds'" in said
+
+
 @pytest.mark.parametrize("key", ["short", "", "a key with blanks in it", "schlüssel-schlüssel"])
 def test_a_key_that_is_none(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAMTR_API_KEY", key)

@@ -183,6 +183,9 @@ def test_a_conversation_goes_on(client: openai.OpenAI):
         ({"show": "all"}, "show", "'answer' or 'discussion'"),
         ({"private": {"nobody": "x"}}, "private", "no agent of the team"),
         ({"colour": "red"}, "colour", "unknown field"),
+        ({"structured_outputs": {}}, "structured_outputs", "unknown field 'structured_outputs'"),
+        ({"stream": "yes"}, "stream", "stream: Input should be a valid boolean"),
+        ({"stream": True, "stream_options": {"every": 1}}, "stream_options", "'stream_options.every'"),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": [{"role": "user"}]}, "messages", "is missing"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages", "a result must stand"),
@@ -262,13 +265,18 @@ def test_many_clients_at_once_hear_what_each_would_hear_alone(client: openai.Ope
 
 
 @pytest.mark.long
-def test_too_many_requests_are_told_when_to_come_again(session: Session):
+def test_too_many_requests_are_told_when_to_come_again(session: Session, monkeypatch: pytest.MonkeyPatch):
     with (
         serving(session, limits=Limits(at_once=1, waiting=1)) as server,
         openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client,
     ):
-        with pytest.raises(openai.RateLimitError) as refused:
-            create(client, n=3)
+        with pytest.raises(openai.BadRequestError, match="at most 2 answers") as never:
+            create(client, n=3)  # there will never be room for it: nobody is told to come again
+        assert never.value.param == "n"
+        with monkeypatch.context() as full:
+            full.setattr(server.desk, "_pending", 2)
+            with pytest.raises(openai.RateLimitError) as refused:
+                create(client)
         assert int(refused.value.response.headers["Retry-After"]) >= 1
         assert refused.value.code == "rate_limit_exceeded"
         assert create(client, n=2).choices

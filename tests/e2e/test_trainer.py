@@ -654,6 +654,10 @@ def peft_agent(**settings: Any) -> list[Agent]:
     return [Agent("a", "tiny", lora=PeftLoraConfig(**settings))]
 
 
+def given_a_task(**settings: Any) -> dict[str, Any]:
+    return {"reward_funcs": letters(), "train_dataset": None, **settings}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -673,6 +677,9 @@ def peft_agent(**settings: Any) -> list[Agent]:
         (lambda: {"train_dataset": [{"prompt": [{"role": "system", "content": "x"}]}]}, "has 0 user messages"),
         (lambda: {"eval_dataset": [{"text": "x"}]}, "eval_dataset: row 0"),
         (lambda: {"reward_funcs": letters()}, "a Task brings its own problems"),
+        (lambda: given_a_task(reward_weights=[1.0]), "a Task grades by itself: reward_weights"),
+        (lambda: given_a_task(reward_range=2.0), "a Task grades by itself: reward_range"),
+        (lambda: given_a_task(success_threshold=0.5), "a Task grades by itself: success_threshold"),
         (lambda: {"reward_funcs": []}, "reward_funcs must be"),
         (lambda: {"reward_funcs": "accuracy"}, "reward_funcs must be"),
         (lambda: {"args": "teamtr"}, r"Plan\.preset"),
@@ -698,6 +705,16 @@ def test_a_model_with_adapters_is_refused() -> None:
     adapted = get_peft_model(model, PeftLoraConfig(r=2, target_modules="all-linear"))
     with pytest.raises(UserError, match="merge_and_unload"):
         Agent("a", adapted, tokenizer)
+
+
+def test_two_tokenizers_on_one_model_are_refused(tmp_path: Path) -> None:
+    model, tokenizer = model_object()
+    other = deepcopy(tokenizer)
+    team = [Agent("solver", model, tokenizer, lora=LORA), Agent("checker", model, other, lora=LORA)]
+    made(tmp_path / "run", agents=team)  # the same, loaded twice
+    other.chat_template += " "
+    with pytest.raises(UserError, match="'solver' and 'checker' have one model"):
+        made(tmp_path / "run", agents=team)
 
 
 @pytest.mark.parametrize(
@@ -742,4 +759,5 @@ def test_a_model_object_is_sampled_by_a_server(tmp_path):
     with fake_vllm.Running(fake) as running:
         settings = {**TINY, "sampling.engine": "vllm", "sampling.vllm.urls": [running.url]}
         made(tmp_path / "run", agents=agents, config=settings).evaluate(problems=2, samples=2)
+        assert not fake.adapters, "an evaluation leaves nothing at the server"
     assert {name.split("-")[0] for name, _ in fake.given} == {"one", "two"}

@@ -6,7 +6,9 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -321,6 +323,37 @@ def test_values_that_a_function_uses_are_part_of_it(monkeypatch: pytest.MonkeyPa
     before = object_digest(uses_a_global)
     monkeypatch.setitem(globals(), "FACTOR", -2.0)
     assert object_digest(uses_a_global) != before
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, completions: list[str]) -> list[float]:
+        return [self.factor * len(text) for text in completions]
+
+
+def scaled(completions: list[str], factor: float) -> list[float]:
+    return Scaled(factor)(completions)
+
+
+@pytest.mark.parametrize("made", [Scaled, lambda factor: partial(scaled, factor=factor)])
+def test_objects_among_reward_functions_count_with_their_values(made: Callable[[float], Any]) -> None:
+    assert object_digest(((made(1.0),), 1.0)) == object_digest(((made(1.0),), 1.0))
+    assert object_digest(((made(1.0),), 1.0)) != object_digest(((made(2.0),), 1.0))
+
+
+def test_an_object_is_not_taken_for_one_that_is_gone() -> None:
+    """What was read is known by its place in memory, which must not be given to something else meanwhile."""
+    rewards = [tuple(partial(scaled, factor=factor) for factor in factors) for factors in ((1.0, 2.0), (1.0, 3.0))]
+    assert object_digest(rewards[0]) != object_digest(rewards[1])
+
+
+@pytest.mark.parametrize("reward", [scaled, partial(scaled, factor=1.0)])
+def test_what_reward_functions_call_in_their_module_counts(reward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = object_digest(((reward,), 1.0))
+    monkeypatch.setattr(Scaled, "__call__", lambda self, completions: [0.0] * len(completions))
+    assert object_digest(((reward,), 1.0)) != before
 
 
 def test_a_function_without_a_source_has_a_hash() -> None:

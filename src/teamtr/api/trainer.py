@@ -82,6 +82,7 @@ class TeamTrainer:
         self.plan = Plan() if args is None else args
         self._agents = tuple(agents)
         self._sources = {id(agent): _source(agent) for agent in agents}
+        _require_one_tokenizer(agents, self._sources)
         self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range, reward_weights)
         self._router = _checked(router, self._agents, answer)
         self._stopping = False
@@ -124,7 +125,10 @@ class TeamTrainer:
         else:
             session, team = stored.build(self._parts())
             stage = int(stored.commit.progress["stage"])
-        report, _ = evaluate_team(session, team, stage=stage, split=split, problems=problems, samples=samples)
+        try:
+            report, _ = evaluate_team(session, team, stage=stage, split=split, problems=problems, samples=samples)
+        finally:
+            session.engine.close()
         return report
 
     @property
@@ -267,8 +271,13 @@ def _task(
     if isinstance(given, TaskBase):
         if train is not None or test is not None:
             raise UserError("a Task brings its own problems: leave train_dataset and eval_dataset out")
-        if weights is not None:
-            raise UserError("a Task grades by itself: reward_weights are for reward functions; leave them out")
+        given_too = {
+            "reward_weights": weights is not None,
+            "reward_range": reward_range is not None,
+            "success_threshold": threshold != 1.0,
+        }
+        if unused := [name for name, is_given in given_too.items() if is_given]:
+            raise UserError(f"a Task grades by itself: {unused[0]} is for reward functions; leave it out")
         return given
     if train is None:
         raise UserError("reward functions need a train_dataset: rows with a 'prompt'")
@@ -282,6 +291,22 @@ def _source(agent: Agent) -> str:
     from teamtr.session.models import OBJECT, weights_hash
 
     return f"{OBJECT}{weights_hash(agent.model)}"
+
+
+def _require_one_tokenizer(agents: Sequence[Agent], sources: Mapping[int, str]) -> None:
+    """Refuse two tokenizers on the same weights, which are loaded once, with one tokenizer."""
+    from teamtr.chat import ChatCodec
+
+    firsts: dict[str, Agent] = {}
+    for agent in agents:
+        first = firsts.setdefault(sources[id(agent)], agent)
+        if first.tokenizer is agent.tokenizer:
+            continue
+        if ChatCodec(first.tokenizer).identity != ChatCodec(agent.tokenizer).identity:
+            raise UserError(
+                f"agents {first.name!r} and {agent.name!r} have one model and two tokenizers or chat templates: give "
+                "both the same"
+            )
 
 
 def _describe(thing: Any) -> str:

@@ -50,7 +50,7 @@ def chat(
         scheduler = Scheduler.of(opened.session.engine)
         try:
             served = ServedTeam.of(opened.session, opened.team, opened.label, scheduler)
-            desk = Desk(served, scheduler, Limits(at_once=1, waiting=0))
+            desk = Desk(served, scheduler, Limits(at_once=1))
             say(f"{opened.label}: {', '.join(opened.team.names)}. {HELP}")
             if told := sorted(next((problem.private for problem in opened.session.task.problems("train")), {})):
                 say(

@@ -25,7 +25,7 @@ def serve(
     allow_remote: Annotated[bool, typer.Option(help="Allow a --host that other machines can reach.")] = False,
     at_once: Annotated[int, typer.Option(min=1, max=1024, help="Answers that are worked on together.")] = 64,
     queue: Annotated[int, typer.Option(min=0, help="Answers that may wait besides; more are refused (429).")] = 256,
-    request_seconds: Annotated[float, typer.Option(min=1, help="Longest time for one request.")] = 600.0,
+    request_seconds: Annotated[float, typer.Option(min=1, max=604_800, help="Longest time for one request.")] = 600.0,
 ) -> None:
     """Serve a team behind an OpenAI-compatible API: one model for the team, and one for each of its agents.
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from teamtr.serving.metrics import Counts
-from teamtr.serving.request import ChatRequest
+from teamtr.serving.request import BadRequest, ChatRequest
 from teamtr.serving.schedule import Cancelled, Scheduler
 from teamtr.serving.team import Ask, Choice, ServedTeam, Teller
 
@@ -78,11 +78,13 @@ class Desk:
     def take(self, request: ChatRequest, teller: Teller) -> Ticket:
         """Start to answer a request. If it raises BadRequest, Busy or Draining, nothing was started."""
         self.served.require(request)
-        count = request.n or 1
+        count, most = request.n or 1, self.limits.at_once + self.limits.waiting
+        if count > most:
+            raise BadRequest(f"n is {count}, and this server takes at most {most} answers", "n", "invalid_value")
         with self._lock:
             if self.is_draining:
                 raise Draining
-            if self._pending + count > self.limits.at_once + self.limits.waiting:
+            if self._pending + count > most:
                 self.counts.refused += 1
                 raise Busy(self._retry_after())
             self._pending += count

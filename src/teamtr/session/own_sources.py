@@ -4,6 +4,7 @@ program."""
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import sys
@@ -33,12 +34,13 @@ def program_digest(file: Path) -> str:
 
 
 def object_digest(thing: Any) -> str:
-    """Hash of the code of a function, class or object, of the plain values that it uses, and of the functions and
-    classes of its own module that it calls. Code in other modules is not included."""
-    digest = hashlib.sha256()
-    for part in _parts(thing, _home(thing), set()):
-        digest.update(part.encode("utf-8", "surrogatepass"))
-        digest.update(b"\0")
+    """Hash of the code of a function, class or object, or of each in a tuple, of the plain values that it uses, and of
+    the functions and classes of its own module that it calls. Code in other modules is not included."""
+    digest, seen = hashlib.sha256(), dict[int, Any]()
+    for each, home in _with_homes(thing):
+        for part in _parts(each, home, seen):
+            digest.update(part.encode("utf-8", "surrogatepass"))
+            digest.update(b"\0")
     return digest.hexdigest()
 
 
@@ -72,19 +74,32 @@ def _imports(file: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}".strip(".") for alias in node.names)
 
 
+def _with_homes(thing: Any) -> Iterator[tuple[Any, str]]:
+    """The thing with its module; of a tuple, what it holds, each with its own. Of this library's classes in a tuple
+    only the names count."""
+    if type(thing) is not tuple:
+        yield thing, _home(thing)
+        return
+    for item in thing:
+        for each, home in _with_homes(item):
+            yield each, _home(()) if home.partition(".")[0] == "teamtr" else home
+
+
 def _home(thing: Any) -> str:
+    if isinstance(thing, functools.partial):
+        return _home(thing.func)
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return str(module)
 
 
-def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
+def _parts(thing: Any, home: str, seen: dict[int, Any]) -> Iterator[str]:
     """Texts that describe what an object does: sources, bytecode where there is no source, and values."""
     if isinstance(thing, _PLAIN):
         yield f"{type(thing).__name__} {thing!r}"
         return
     if id(thing) in seen:
         return
-    seen.add(id(thing))
+    seen[id(thing)] = thing  # keeps it, so that no other object gets its id
     if isinstance(thing, dict):
         for key in sorted(thing, key=repr):
             yield f"key {key!r:.1000}" if isinstance(key, _PLAIN) else f"key {type(key).__qualname__}"
@@ -94,6 +109,8 @@ def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
             yield from _parts(item, home, seen)
     elif isinstance(thing, set | frozenset):
         yield from sorted(repr(item) for item in thing if isinstance(item, _PLAIN))
+    elif isinstance(thing, functools.partial):
+        yield from _parts([thing.func, thing.args, thing.keywords], home, seen)
     elif isinstance(thing, types.MethodType):
         yield from _parts(thing.__func__, home, seen)
         yield from _parts(thing.__self__, home, seen)
@@ -109,7 +126,7 @@ def _parts(thing: Any, home: str, seen: set[int]) -> Iterator[str]:
             yield from _parts(getattr(thing, "__dict__", {}), home, seen)
 
 
-def _function(function: types.FunctionType, home: str, seen: set[int]) -> Iterator[str]:
+def _function(function: types.FunctionType, home: str, seen: dict[int, Any]) -> Iterator[str]:
     yield _source(function) or "".join(_code(function.__code__))
     yield from _parts(function.__defaults__ or (), home, seen)
     yield from _parts(function.__kwdefaults__ or {}, home, seen)
@@ -127,7 +144,7 @@ def _function(function: types.FunctionType, home: str, seen: set[int]) -> Iterat
             yield from _parts(value, home, seen)
 
 
-def _class(made: type, home: str, seen: set[int]) -> Iterator[str]:
+def _class(made: type, home: str, seen: dict[int, Any]) -> Iterator[str]:
     for each in made.__mro__:
         if each.__module__ != home:
             yield f"{each.__module__}.{each.__qualname__}"

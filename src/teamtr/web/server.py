@@ -72,7 +72,8 @@ class WebServer:
 
     def admits(self, host_header: bytes | None) -> bool:
         """Whether the Host header names the loopback address that was bound; not checked on other addresses."""
-        return not self.checks_host or host_header in {f"{name}:{self.server_port}".encode() for name in LOOPBACK}
+        ports = (":80", "") if self.server_port == 80 else (f":{self.server_port}",)  # clients leave 80 out
+        return not self.checks_host or host_header in {f"{name}{port}".encode() for name in LOOPBACK for port in ports}
 
     def serve_forever(self) -> None:
         """Serve until ``shutdown`` or, in the main thread, SIGINT or SIGTERM."""
