@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,12 @@ from teamtr.rollout import Ledger
 from teamtr.session import forecast
 from teamtr.session.build import Session, build
 from teamtr.session.estimate import Estimate, Scoring, estimate
-from teamtr.session.forecast import forecast_here
+from teamtr.session.forecast import Spoken, forecast_here
+from teamtr.session.memory import WORDS_OF_A_LINE
 from teamtr.session.success import planned_evaluations
 from teamtr.session.train import train
 from teamtr.session.trial import Trial
+from teamtr.types import Message
 
 TEAM = """
 name: estimated
@@ -40,7 +43,10 @@ def session(*settings: str) -> Session:
 def trial(*episodes: dict[str, int], ledger: Ledger | None = None) -> Trial:
     """Of so many tokens of each agent's message, behind prompts of five."""
     turns = [
-        [SimpleNamespace(agent=agent, token_ids=np.zeros(tokens, np.int32)) for agent, tokens in episode.items()]
+        [
+            SimpleNamespace(agent=agent, round=0, token_ids=np.zeros(tokens, np.int32), results=())
+            for agent, tokens in episode.items()
+        ]
         for episode in episodes
     ]
 
@@ -56,19 +62,41 @@ def trial(*episodes: dict[str, int], ledger: Ledger | None = None) -> Trial:
 SHORT_AND_LONG = trial({"left": 1, "right": 2, "speaker": 33}, {"left": 2, "right": 2, "speaker": 40})
 
 
+ON_AVERAGE = {name: Spoken(tokens) for name, tokens in (("left", 2), ("right", 2), ("speaker", 37))}
+
+
 def test_each_agent_s_messages_are_as_long_as_its_own() -> None:
     """On average 1.5, 2 and 36.5 tokens, rounded up: of 13.3 each the two who may say two would not make up for it."""
     built = session()
     found = estimate(built, SHORT_AND_LONG, NO_SCORING)
-    planned = forecast_here(built, {"left": 2, "right": 2, "speaker": 37})
+    planned = forecast_here(built, ON_AVERAGE)
     assert planned is not None
     assert [turn.message for turn in planned.setup.turns] == [2, 2, 37]
     assert found.card == "cpu"
     assert found.least_seconds == found.most_seconds == pytest.approx(planned.run_seconds)
-    brief = forecast_here(built, {"speaker": 14})
+    brief = forecast_here(built, {"speaker": Spoken(14)})
     assert brief is not None
     assert [turn.message for turn in brief.setup.turns] == [2, 2, 14], "of whom nothing is known, the most that it may"
     assert found.least_seconds > 1.2 * brief.run_seconds
+
+
+def test_tools_are_called_as_often_and_answer_as_much_as_in_the_episodes(tmp_path) -> None:
+    """Two messages of one turn with an answer of four characters in one episode, and one message in the other: at most
+    it would be more, with 2,000 characters after each."""
+    (tmp_path / "mine.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
+    built = session(f"tools=python:{tmp_path / 'mine.py'}:add")
+    tried = trial({"left": 2, "right": 2, "speaker": 30}, {"left": 2, "right": 2, "speaker": 30})
+    calling = SimpleNamespace(**{**vars(tried.batch.episodes[0].turns[2]), "results": (Message("add", "five"),)})
+    tried.batch.episodes[0].turns.insert(2, calling)
+    found = estimate(built, tried, NO_SCORING)
+    others = dict.fromkeys(("left", "right"), Spoken(2, steps=1, results=0))
+    results = ceil((len(built.context.codecs["speaker"].encode_message("five")) + WORDS_OF_A_LINE) / 3)
+    turns = forecast_here(built, {**others, "speaker": Spoken(30, steps=2, results=results)})
+    most = forecast_here(built, {**others, "speaker": Spoken(30)})
+    assert [turn.agent for turn in turns.setup.turns] == ["left", "right", "speaker", "speaker"]
+    assert len(most.setup.turns) == 2 + built.team_file.tools.steps
+    assert found.least_seconds == pytest.approx(turns.run_seconds)
+    assert most.run_seconds > 3 * turns.run_seconds
 
 
 def test_tokens_and_seconds_of_a_plan_that_decides_as_it_goes() -> None:
@@ -77,7 +105,7 @@ def test_tokens_and_seconds_of_a_plan_that_decides_as_it_goes() -> None:
     built = session("plan.preset=auto")
     found = estimate(built, replace(SHORT_AND_LONG, ledger=ledger), NO_SCORING)
     assert (found.least_tokens, found.most_tokens) == (3 * 8 * 40, 3 * 3 * 8 * 40)
-    planned = forecast_here(built, {"left": 2, "right": 2, "speaker": 37})
+    planned = forecast_here(built, ON_AVERAGE)
     assert planned is not None
     assert found.least_seconds == pytest.approx(planned.run_seconds + 3 * 8 * 0.4)
     more = 3 * 2 * planned.phases["sample"].seconds

@@ -177,14 +177,14 @@ class _Heard:
 
 def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments that the function's signature accepts."""
-    signature = inspect.signature(function)
+    signature, wanted = inspect.signature(function), given
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        given = {name: value for name, value in given.items() if name in signature.parameters}
+        wanted = {name: value for name, value in given.items() if name in signature.parameters}
     try:
-        signature.bind(**given)
+        signature.bind(**wanted)
     except TypeError as error:
         raise UserError(f"reward function {_name(function)}: {error}; there are {', '.join(sorted(given))}") from None
-    return given
+    return wanted
 
 
 class _Rows(NamedTuple):

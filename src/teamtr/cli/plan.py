@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
+from teamtr.text import counted
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
@@ -180,8 +181,8 @@ def _tell_seconds(found: Prediction, as_json: bool) -> None:
     precisions = found.as_record()["precision"]
     waves = "" if found.waves == 1 else f", sampled in {found.waves} waves"
     answer(
-        f"a run: {found.setup.plan.stages} stages in about {clock(found.run_seconds)}, without grading and its start; "
-        f"{found.tokens_per_s:,.0f} sampled tokens/s{waves}; messages at a time: {found.micro_batch}"
+        f"a run: {counted(found.setup.plan.stages, 'stage')} in about {clock(found.run_seconds)}, without grading and "
+        f"its start; {found.tokens_per_s:,.0f} sampled tokens/s{waves}; messages at a time: {found.micro_batch}"
         f"{_recomputed(found.as_record()['recomputed'])}; precision " + ", ".join(sorted(set(precisions.values()))),
         as_json,
     )

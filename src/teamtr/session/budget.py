@@ -9,6 +9,7 @@ from typing import Any
 from teamtr.presets import Budget
 from teamtr.records import MatchedBudget
 from teamtr.session.build import Session
+from teamtr.text import counted
 
 
 def matched_budget(session: Session) -> MatchedBudget | None:
@@ -30,7 +31,10 @@ def budget_lines(session: Session) -> list[str]:
     """The sizes of the run and its budget, one line each."""
     plan, settings = session.plan, session.team_file.plan
     own, reference = session.team_file.budgets() if session.plan == session.team_file.sized_plan() else (None, None)
-    lines = [f"sizes: {plan.stages} stages, batches of {plan.problems} problems x {plan.group_size} episodes"]
+    sizes = (
+        f"{counted(plan.stages, 'stage')}, batches of {counted(plan.problems, 'problem')} x {plan.group_size} episodes"
+    )
+    lines = [f"sizes: {sizes}"]
     lines += [f"spends {_told(_known(own))}"] if own is not None else []
     if settings.match != "off":
         lines[0] += f" (plan.match: {settings.match}; the file has {settings.stages} and {settings.problems})"

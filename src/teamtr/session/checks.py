@@ -24,6 +24,7 @@ from teamtr.session.trial import Trial, try_out
 from teamtr.session.without_effect import without_effect
 from teamtr.team import team_answer
 from teamtr.team.router import closers_of, next_turn, speakers_of
+from teamtr.text import counted
 from teamtr.theory.overlong import cache_tokens
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.scoring import VERIFIABLE_SHARE, floor_rows, noise_floor
@@ -130,7 +131,8 @@ def doubts(session: Session) -> list[str]:
     if len(problems) < (wanted := session.plan.problems):
         matched = "" if wanted == settings.plan.problems else f" (plan.match: {settings.plan.match})"
         found.append(
-            f"{len(problems)} problems to train on, and plan.problems is {wanted}{matched}: every batch has all of them"
+            f"{counted(len(problems), 'problem')} to train on, and plan.problems is {wanted}{matched}: every batch has "
+            "all of them"
         )
     held_out = len(task.problems("test")) if settings.eval.every else FEW
     if not held_out:
@@ -138,7 +140,7 @@ def doubts(session: Session) -> list[str]:
             "the task has no held-out problem to evaluate on: raise task.held_out, give task.test, or set eval.every: 0"
         )
     if held_out < FEW:
-        found.append(f"{held_out} held-out problems: too few for informative intervals")
+        found.append(f"{counted(held_out, 'held-out problem')}: too few for informative intervals")
     untaught = not settings.warmup.tokens and not task.format_examples(generator(settings.seed, "form"), 1)
     if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):
         found.append(

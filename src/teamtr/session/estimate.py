@@ -4,12 +4,14 @@ rates of the device if they are known, and otherwise those of these episodes and
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from math import ceil
 
 from teamtr.session.build import Session
 from teamtr.session.checks import Floor, measure_floors
-from teamtr.session.forecast import forecast_here
+from teamtr.session.forecast import Spoken, forecast_here
+from teamtr.session.memory import WORDS_OF_A_LINE
 from teamtr.session.success import planned_evaluations
 from teamtr.session.trial import Trial
 
@@ -55,13 +57,23 @@ def _scored(session: Session) -> int:
     return sum(session.engine.learner(name).tokens["scored"] for name in session.team.trainable)
 
 
-def _typical(trial: Trial) -> dict[str, int]:
-    """Tokens of each agent's mean message; agents that said nothing are left out."""
-    found: dict[str, list[int]] = {}
+def _typical(session: Session, trial: Trial) -> dict[str, Spoken]:
+    """How each agent spoke on average; agents that said nothing are left out."""
+    said, answered, turns = defaultdict[str, list[int]](list), Counter[str](), Counter[str]()
     for episode in trial.batch.episodes:
+        turns.update(agent for agent, _ in {(turn.agent, turn.round) for turn in episode.turns})
         for turn in episode.turns:
-            found.setdefault(turn.agent, []).append(len(turn.token_ids))
-    return {agent: ceil(sum(tokens) / len(tokens)) for agent, tokens in found.items()}
+            said[turn.agent].append(len(turn.token_ids))
+            encode = session.context.codecs[turn.agent].encode_message
+            answered[turn.agent] += sum(len(encode(result.text)) + WORDS_OF_A_LINE for result in turn.results)
+    return {
+        agent: Spoken(
+            message=ceil(sum(tokens) / len(tokens)),
+            steps=ceil(len(tokens) / turns[agent]),
+            results=ceil(answered[agent] / len(tokens)),
+        )
+        for agent, tokens in said.items()
+    }
 
 
 def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
@@ -75,7 +87,7 @@ def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
     played = [plan.stages * count * per_batch + evaluated * times for count in (fewest, most)]
     found = Estimate(round(played[0] * tokens), round(played[1] * tokens), None, None, plan.dynamic_sampling.on)
     apart = [count * (ledger.grading_seconds + ledger.environment_seconds) / episodes for count in played]
-    typical = _typical(trial)
+    typical = _typical(session, trial)
     prediction = forecast_here(session, typical) if typical else None
     if prediction is not None:
         batch = prediction.phases["sample"].seconds  # of one batch if the plan decides during the run

@@ -33,6 +33,19 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
+class Spoken:
+    """How an agent usually speaks: the tokens of a message, the messages in one turn of the team's order (several if it
+    calls tools), and the tokens of tool results after a message. None: the most that it may."""
+
+    message: int | None = None
+    steps: int | None = None
+    results: int | None = None
+
+
+AT_MOST = Spoken()
+
+
+@dataclass(frozen=True)
 class Where:
     """The cluster to plan for: the kind and number of cards (by default one per worker), the network between machines
     in bytes per second, and the tokens of a typical message (by default the maximum)."""
@@ -47,13 +60,12 @@ def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
     """The session without weights, and the prediction of a stage on that cluster."""
     cluster = _cluster(team_file, where)
     session = build(team_file, taught=False, parts=Parts(make_engine=partial(_engine, cluster)))
-    typical = {} if where.message_tokens is None else dict.fromkeys(session.team.names, where.message_tokens)
-    return session, _predicted(session, cluster, typical)
+    return session, _predicted(session, cluster, dict.fromkeys(session.team.names, Spoken(where.message_tokens)))
 
 
-def forecast_here(session: Session, typical: Mapping[str, int]) -> Prediction | None:
+def forecast_here(session: Session, typical: Mapping[str, Spoken]) -> Prediction | None:
     """The same for loaded models, on their device and in the precisions that they compute in. None if the rates of the
-    device or the shape of a model are not known. ``typical``: tokens of a message, by agent."""
+    device or the shape of a model are not known. ``typical``: how each agent usually speaks."""
     device = device_of(session.team_file)
     card = card_named("cpu") if device.type == "cpu" else card_like(torch.cuda.get_device_name(device))
     if card is None:
@@ -66,7 +78,7 @@ def forecast_here(session: Session, typical: Mapping[str, int]) -> Prediction | 
 
 
 def _predicted(
-    session: Session, cluster: Cluster, typical: Mapping[str, int], settled: Mapping[str, str] = NOTHING
+    session: Session, cluster: Cluster, typical: Mapping[str, Spoken], settled: Mapping[str, str] = NOTHING
 ) -> Prediction:
     team_file = session.team_file
     setup = _setup(team_file, session.plan, cluster, demand_of(session))
@@ -173,10 +185,9 @@ def _shape(team_file: TeamFile, model: str, revision: str | None) -> ModelShape:
     return shape_of_source(model, revision)
 
 
-def _turns(session: Session, typical: Mapping[str, int]) -> tuple[PlannedTurn, ...]:
-    """The turns of an episode that does not end early, with contexts of maximal length. If the router decides during
-    the episode, agents speak in the order in which they are listed. Agents that can call tools do so as often as they
-    may. Messages have ``typical`` tokens, and by default the maximum."""
+def _turns(session: Session, typical: Mapping[str, Spoken]) -> tuple[PlannedTurn, ...]:
+    """The turns of an episode that does not end early, with the longest prompts. If the router decides during the
+    episode, agents speak in the order in which they are listed. Messages and tool calls are ``typical`` ones."""
     router, names = session.context.router, session.team.names
     calling, steps = (router.agents, router.steps) if isinstance(router, ToolTurns) else ((), 1)
     if isinstance(router, ToolTurns):
@@ -186,13 +197,16 @@ def _turns(session: Session, typical: Mapping[str, int]) -> tuple[PlannedTurn, .
     else:
         speakers = [name for name in names if router.turns_of(name)]
         order = [(k // len(speakers), speakers[k % len(speakers)]) for k in range(router.horizon)]
-    order = [turn for turn in order for _ in range(steps if turn[1] in calling else 1)]
+    usual = {name: typical.get(name, AT_MOST) for name in names}
+    order = [turn for turn in order for _ in range((usual[turn[1]].steps or steps) if turn[1] in calling else 1)]
     first, said, turns = openings(session), 0, list[PlannedTurn]()
-    replied = {agent.name: result_tokens(session, agent) for agent in session.team}
-    read: dict[str, int] = {}
+    replied, read = dict[str, int](), dict[str, int]()
+    for agent in session.team:
+        results = usual[agent.name].results
+        replied[agent.name] = result_tokens(session, agent) if results is None else results
     for round, name in order:
         most = session.team[name].max_tokens
-        message = min(most, typical.get(name, most))
+        message = min(most, usual[name].message or most)
         opening = first[name]
         context = opening.prompt + said + opening.reply * round
         turns.append(PlannedTurn(name, context, message, opening.prompt, read.get(name, 0)))

@@ -191,9 +191,10 @@ def _matched(budget: Mapping[str, Any] | None) -> list[Part]:
             [*counts, about],
             title=f"Matched budget (plan.match: {budget['match']})",
             caption=(
-                f"{sizes['stages']} stages, batches of {sizes['problems']} problems x {sizes['group_size']} episodes. "
-                "Good: the last two columns agree in the row that is matched. Rollouts and updates follow from the "
-                "settings; tokens are this run's per message, times the messages of each."
+                f"{counted(sizes['stages'], 'stage')}, batches of {counted(sizes['problems'], 'problem')} x "
+                f"{sizes['group_size']} episodes. Good: the last two columns agree in the row that is matched. "
+                "Rollouts and updates follow from the settings; tokens are this run's per message, times the messages "
+                "of each."
             ),
         )
     ]
