@@ -723,7 +723,7 @@ def test_two_tokenizers_on_one_model_are_refused(tmp_path: Path) -> None:
         (lambda completions: [1.0], r"returned 1 rewards for \d+ completions"),
         (lambda completions: None, "must return a list of rewards .*got None"),
         (lambda completions: ["good"] * len(completions), "must return a list of rewards"),
-        (lambda completions, gold: [1.0], r"'gold'; there are completions, .*prompts"),
+        (lambda completions, gold: [1.0], r"'gold'; there are answer, completions, conversations, prompts, weight"),
     ],
 )
 def test_a_reward_function_that_breaks_its_word(tmp_path: Path, function: Any, said: str) -> None:
