@@ -218,7 +218,7 @@ def test_two_bases_and_all_weights_of_an_agent(tmp_path):
 
 def test_the_start_line_of_an_export_serves_every_adapter_under_its_name(tmp_path):
     """The very line: ours only adds what a CPU needs."""
-    team_file = team("sampling.engine=plain")
+    team_file = team("sampling.engine=plain", "sampling.memory_gb=null")
     for _ in train(team_file, tmp_path / "run"):
         pass
     written = export(tmp_path / "run", tmp_path / "out")
