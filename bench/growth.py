@@ -30,16 +30,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import stage
@@ -49,23 +47,19 @@ from common import (
     adapted_team,
     make_model,
     peak_gb,
-    random_prompts,
-    seconds,
     versions,
     whole_number,
     whole_numbers,
 )
 from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read, setup_of
 from memory import peak_mib
+from pieces import Timed, in_pieces
 from teamtr.errors import UserError, first_line
 from teamtr.planning.cards import CARDS, card_named
 from teamtr.ports import GB
-from teamtr.randomness import uniforms
 
 UPDATED = 4
 """Number of agents that are updated in a larger team."""
-PIECE = 256
-"""Tokens that are timed in each part of a message."""
 WARM_TOKENS = 8
 """Tokens of a message during warm-up: kernels are chosen and graphs captured by rows, not by lengths."""
 
@@ -112,26 +106,6 @@ def updated(agents: int) -> list[int]:
         return list(range(agents))
     lower = [int((2 * k + 1) * agents / (2 * UPDATED) - 0.5) for k in range(UPDATED // 2)]
     return [*lower, *(agents - 1 - k for k in reversed(lower))]
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The result of a call, its wall-clock seconds, and its processor seconds."""
-
-    found: Any
-    wall: float
-    busy: float
-
-    @property
-    def core(self) -> float:
-        return self.busy / self.wall
-
-    @staticmethod
-    def of(work: Callable[[], Any]) -> Timed:
-        found: list[Any] = []
-        busy = time.process_time()
-        wall = seconds(lambda: found.append(work()))
-        return Timed(found[0], wall, time.process_time() - busy)
 
 
 def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[dict[str, Any]]:
@@ -195,35 +169,6 @@ def _play(engine: Any, a: argparse.Namespace, seed: int) -> stage.Said:
     if short:
         raise RuntimeError(f"{len(short)} messages ended before {a.tokens} tokens: the point is not what it says it is")
     return said
-
-
-def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Timed:
-    """A rollout with random tokens as messages, with an estimate of the time that sampling them would take."""
-    rng, vocabulary = np.random.default_rng(seed), SHAPES[a.shape]["vocab_size"]
-    problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, vocabulary)
-    contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
-    said: stage.Said = {}
-    wall = busy = 0.0
-    piece = min(PIECE, a.tokens // pieces)
-    for agent in engine.learners:
-
-        def drawn(prompts: list[Any], tokens: int, agent: str = agent) -> Timed:
-            noise = uniforms(int(rng.integers(2**31)), len(prompts), tokens)
-            return Timed.of(lambda: engine.sample(agent, prompts, noise))
-
-        messages = random_prompts(rng, len(contexts), a.tokens, vocabulary)
-        first, steps = drawn(contexts, 1), []
-        for k in range(pieces):
-            at = (2 * k + 1) * a.tokens // (2 * pieces) - piece // 2
-            longer = [np.concatenate([c, m[:at]]) for c, m in zip(contexts, messages, strict=True)]
-            drawn(longer, 1)  # from now on, the paged sampler has this context cached
-            start, whole = drawn(longer, 1), drawn(longer, 1 + piece)
-            steps.append(((whole.wall - start.wall) / piece, (whole.busy - start.busy) / piece))
-        wall += first.wall + (a.tokens - 1) * sum(step for step, _ in steps) / pieces
-        busy += first.busy + (a.tokens - 1) * sum(step for _, step in steps) / pieces
-        said[agent] = (contexts, messages, [np.zeros(a.tokens, dtype=np.float32) for _ in messages])
-        contexts = [np.concatenate([c, m]) for c, m in zip(contexts, messages, strict=True)]
-    return Timed(said, wall, busy)
 
 
 # -- the parent ---------------------------------------------------------------------------------------------------

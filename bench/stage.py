@@ -35,6 +35,7 @@ import torch
 
 import update as update_bench
 from common import (
+    POSITIONS,
     SCORES,
     SHAPES,
     adapted_team,
@@ -82,14 +83,15 @@ Said = dict[str, tuple[list[Any], list[Any], list[Any]]]
 def team_of(a: argparse.Namespace, agents: int, **sampling: Any) -> Any:
     compiled = None if a.compiled == "auto" else a.compiled == "yes"
     settings = {"sampler": a.sampler, "pages_gb": a.pages_gb, "one_copy": a.one_copy, "compiled": compiled, **sampling}
-    return adapted_team(_model(a), agents, a.precision, micro_batch=a.micro_batch, **settings)
+    return adapted_team(_model(a, agents), agents, a.precision, micro_batch=a.micro_batch, **settings)
 
 
-def _model(a: argparse.Namespace) -> Any:
+def _model(a: argparse.Namespace, agents: int) -> Any:
     """A base that is held once is created in fp16, since the float32 model may not fit on the card."""
+    positions = max(POSITIONS, a.prompt + agents * a.tokens)
     if not a.one_copy:
-        return make_model(a.shape)
-    model = make_model(a.shape, torch.float16)
+        return make_model(a.shape, max_position_embeddings=positions)
+    model = make_model(a.shape, torch.float16, max_position_embeddings=positions)
     for parameter in model.parameters():
         if parameter.ndim == 1:  # norms
             parameter.data = parameter.data.float()
@@ -113,7 +115,9 @@ def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], tur
     return said
 
 
-def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int, score: str = "own") -> Any:
+def update(
+    engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int, score: str = "own", radius: float = RADIUS
+) -> Any:
     """A whole update of this agent, with random rewards."""
     plan = PRESETS["teamtr"]
     returns = np.random.default_rng(seed).random((a.problems, a.group))
@@ -122,7 +126,7 @@ def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int
     batch = make_batch(agent, contexts, messages, a.group, episodes=returns.size, logprobs=logprobs)
     data = TrainingBatch(batch, advantages, returns)
     optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=4, score=score)
-    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=RADIUS)
+    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=radius)
     return update_agent(engine.learner(agent), data, plan, optimization, state, seed=seed).report
 
 

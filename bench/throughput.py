@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -144,10 +144,46 @@ def sampling() -> Iterator[Figure]:
 
 
 def long_messages() -> Iterator[Figure]:
-    """Two agents, 16 episodes of 4,096 tokens a message."""
+    """Two agents: sampling of 16 episodes with 4,096 tokens a message, and stages of 8 episodes (bench/long.py), with
+    the updates of both agents together. At 8B and 8,192 tokens, training was measured when the first step still looked
+    for its loss scale, and is left out."""
     found = predict(team(QWEN_1_7B, 2, 2, 8, 256, 4096, micro_batch=4))
     rate = found.sampled_tokens / found.phases["sample"].seconds
     yield Figure("sampling, messages of 4,096 tokens, 16 rows", "tokens/s", (4_200, 4_200), rate)
+    for shape, tokens, messages, recomputed, sampled, forward, trained in (
+        ("8b", 8192, (1, 16), ("a1",), 134.8, 23.1, None),
+        ("8b", 16_384, (16, 1), ("a0", "a1"), 341.5, 52.7, 94.8),
+        ("1.7b", 32_768, (16, 1), ("a0", "a1"), 579.7, 43.0, 62.7),
+    ):
+        setup = team(shape_of(shape), 2, 1, 8, 256, tokens, micro_batch=16)
+        one_copy = shape == "8b"
+        setup = replace(
+            setup,
+            learning=replace(setup.learning, base="fp16" if one_copy else "fp32"),
+            sampling=replace(setup.sampling, precision="fp16", by_row=one_copy),
+        )
+        spent = settled_seconds(setup, dict(zip(("a0", "a1"), messages, strict=True)), recomputed)
+        what = f"{shape}, messages of {tokens:,} tokens, 8 rows"
+        yield Figure(f"{what}: sample", "s", (sampled, sampled), spent.pop(("all", "sample")))
+        train = sum(spent.pop((agent, "train")) for agent in ("a0", "a1"))
+        yield Figure(f"{what}: score and gate", "s", (forward, forward), sum(spent.values()))
+        if trained is not None:
+            yield Figure(f"{what}: train", "s", (trained, trained), train)
+
+
+def settled_seconds(
+    setup: Setup, micro_batch: Mapping[str, int], recomputed: Collection[str]
+) -> dict[tuple[str, str], float]:
+    """Predicted seconds of an update's phases by agent, and of a rollout by all, with the micro-batches and the
+    recomputation that a rehearsal settled."""
+    episodes = setup.plan.problems * setup.plan.group_size
+    found = {("all", "sample"): sample_seconds(setup, memory_of(setup).pages, episodes).seconds}
+    for member in setup.members:
+        settled = replace(setup, learning=replace(setup.learning, micro_batch=micro_batch[member.name]))
+        learner = LearnerCost(settled, member, member.name in recomputed)
+        for phase, of in (("score", score_seconds), ("train", train_seconds), ("gate", gate_seconds)):
+            found[member.name, phase] = of(learner)[0].seconds
+    return found
 
 
 def steps() -> Iterator[Figure]:

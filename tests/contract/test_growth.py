@@ -33,6 +33,11 @@ def page(growth: ModuleType) -> ModuleType:
 
 
 @pytest.fixture
+def pieces(growth: ModuleType) -> ModuleType:
+    return sys.modules["pieces"]
+
+
+@pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is a card; and what a point's process does to its threads is not done to this one."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -110,7 +115,7 @@ def test_a_round_plays_once_and_that_counts_before_every_update(growth, cpu, mon
 
 
 @pytest.mark.long
-def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(growth, cpu, monkeypatch):
+def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(pieces, cpu, monkeypatch):
     """On a clock that counts what is computed: a step takes as many seconds as the tokens that it reads."""
     clock, asked = {"s": 0.0}, []
 
@@ -124,12 +129,12 @@ def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(growt
 
     def timed(work):
         before = clock["s"]
-        return growth.Timed(work(), clock["s"] - before, 2 * (clock["s"] - before))
+        return pieces.Timed(work(), clock["s"] - before, 2 * (clock["s"] - before))
 
-    monkeypatch.setattr(growth.Timed, "of", staticmethod(timed))
-    monkeypatch.setattr(growth, "PIECE", 10)
+    monkeypatch.setattr(pieces.Timed, "of", staticmethod(timed))
+    monkeypatch.setattr(pieces, "PIECE", 10)
     a = SimpleNamespace(shape="tiny", problems=2, group=2, prompt=8, tokens=100)
-    played = growth.in_pieces(Engine(), a, 1, 4)
+    played = pieces.in_pieces(Engine(), a, 1, 4)
     first = [8 + 8 + 99 * (8 + 50), 108 + 108 + 99 * (108 + 50)]
     assert played.wall == pytest.approx(sum(first), rel=0.01)
     assert played.busy == 2 * played.wall

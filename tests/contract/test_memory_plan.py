@@ -21,6 +21,7 @@ from planned import TEAM
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.engines.estimate import Rows
+from teamtr.engines.gradients import _Scaled
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.memory import (
@@ -31,6 +32,7 @@ from teamtr.engines.memory import (
     kept_for_backward,
     trained,
 )
+from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE
@@ -554,6 +556,33 @@ def test_who_may_take_more_than_one_that_fits_is_rehearsed(monkeypatch):
 
     monkeypatch.setattr(speaker, "features", limited)
     assert tried_in(built, monkeypatch) == ["speaker", "right"], "the speaker did not fit as it was asked for"
+
+
+@pytest.mark.long
+def test_a_first_step_begins_with_the_loss_scale_that_the_rehearsal_found(monkeypatch):
+    """Also that of an agent that takes no more than one that was rehearsed. Who has taken a step keeps its own."""
+    built = session("lora")
+    learners = built.engine.learners
+    for learner in learners.values():  # as in float16, which a CPU computes too slowly
+        monkeypatch.setattr(learner, "_scale", lambda optimizer=learner.optimizer: optimizer.loss_scale)
+    backward = _Scaled.backward
+
+    def overflowing(gathering, rows, part):
+        backward(gathering, rows, part)
+        if gathering.scale > FIRST_LOSS_SCALE / 8:
+            gathering.fresh.found[-1] = float("inf")
+
+    monkeypatch.setattr(_Scaled, "backward", overflowing)
+    learners["right"].optimizer.steps = 1
+    rehearse(built)
+    assert {name: learner.optimizer.loss_scale for name, learner in learners.items()} == {
+        "left": FIRST_LOSS_SCALE / 8, "right": FIRST_LOSS_SCALE, "speaker": FIRST_LOSS_SCALE / 8,
+    }  # fmt: skip
+    assert {name: learner.optimizer.steps for name, learner in learners.items()} == {
+        "left": 0,
+        "right": 1,
+        "speaker": 0,
+    }
 
 
 @pytest.mark.long

@@ -246,7 +246,8 @@ def peak_bytes() -> int | None:
 
 def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal:
     """Reserve the memory for sampling; then, for every trainable agent, score as much as is ever scored at once, take
-    the longest step, and undo it. The peak is reset afterwards.
+    the longest step, and undo it. The peak is reset afterwards. Only the loss scale that the step found is kept, so
+    that an agent's first step need not compute what overflows again.
 
     If the estimate says that a single message does not fit otherwise, activations are recomputed from here on. If
     memory runs out, the micro-batch is lowered here and not in the middle of a run. An agent is skipped if its update
@@ -260,11 +261,13 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     for name, learner in transformers_of(learners).items():
         lengths = demand.lengths[name]
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
-    fitted: list[str] = []
+    fitted: dict[str, float] = {}  # agents with their loss scales
     for name in sorted(demand.messages, key=lambda name: demand.lengths[name].whole, reverse=True):
         learner, asked = learners[name], learners[name].passes.micro_batch
         shards, processes = learner.passes.shards, learner.passes.shards.processes
-        if shards.least(any(_takes_no_more(learners, demand, name, other) for other in fitted)):
+        no_more = [other for other in fitted if _takes_no_more(learners, demand, name, other)]
+        if shards.least(bool(no_more)):
+            learner.optimizer.begin_at(shards.least(min(fitted[other] for other in no_more)))
             continue
         most = -int(shards.least(-asked))  # the largest of all processes: one of them may have run out of memory before
         rows = Rows.of(name, most, demand)
@@ -276,11 +279,13 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
                 step, ones = np.arange(rows.trained * processes), np.ones(rows.trained * processes)
                 learner.step(step, ones, demand.objective, beta=1.0, learning_rate=0.0)
                 learner.measure()
+            scale = learner.optimizer.loss_scale
         finally:
             learner.restore(before)
             learner.end()
+        learner.optimizer.begin_at(scale)
         if learner.passes.micro_batch == asked:
-            fitted.append(name)
+            fitted[name] = scale
     recomputed = tuple(name for name in demand.messages if learners[name].policy.recomputes)
     found = Rehearsal({name: learners[name].passes.micro_batch for name in demand.messages}, peak_bytes(), recomputed)
     if torch.cuda.is_available():

@@ -60,6 +60,11 @@ class Adam:
         """Sets the scale at which a step succeeded after overflows."""
         self.loss_scale, self._clean_steps = scale, 0
 
+    def begin_at(self, scale: float) -> None:
+        """Sets the loss scale of the first step, if none was taken yet."""
+        if not self.steps:
+            self.loss_scale = scale
+
     def to(self, device: torch.device) -> None:
         self.moments = {name: moment.to(device) for name, moment in self.moments.items()}
 

@@ -61,8 +61,8 @@ class LearnerCost:
     def forward(self, rows: Selection, heads: int) -> Spent:
         """A pass without gradients. ``heads``: how often the output layer is computed, e.g. for the new and the old
         policy."""
-        flops = self._body(rows, 2.0, 1.0) + heads * self.member.shape.head_flops(self._said(rows))
-        return self._bound(flops, rates.SCORE, rows.micro_batches, rows.micro_batches)
+        products = self._layers(rows, 2.0) + heads * self.member.shape.head_flops(self._said(rows))
+        return self._bound(products, self._attention(rows), rates.SCORE, rows.micro_batches, rows.micro_batches)
 
     def step(self, rows: Selection) -> Spent:
         """A forward and a backward pass. The backward pass has one product for every product of the forward pass, and
@@ -72,8 +72,10 @@ class LearnerCost:
         heads = factor / 2.0 + 1.0 + (0.0 if self._holds_logits(rows) else 2.0)
         head = self.member.shape.head_flops(self._said(rows)) * heads
         adapters = 6.0 * self.member.trained * self._tokens(rows) if self.member.adapted else 0.0
-        flops = self._body(rows, factor + 2.0 * again, 1.0 + ATTENTION_BACK + again) + head + adapters
-        return self._bound(flops, rates.TRAIN, (3.0 + again) * rows.micro_batches, (2.0 + again) * rows.micro_batches)
+        products = self._layers(rows, factor + 2.0 * again) + head + adapters
+        attention = (1.0 + ATTENTION_BACK + again) * self._attention(rows)
+        passes, casts = (3.0 + again) * rows.micro_batches, (2.0 + again) * rows.micro_batches
+        return self._bound(products, attention, rates.TRAIN, passes, casts)
 
     def _tokens(self, rows: Selection) -> float:
         return sum(distinct(turn, rows.problems, rows.episodes) for turn in self.setup.turns_of(self.member.name))
@@ -88,22 +90,24 @@ class LearnerCost:
         positions = messages * max((turn.message for turn in turns), default=0)
         return positions <= scored_at_once(self.setup, self.member)
 
-    def _body(self, rows: Selection, factor: float, attended: float) -> float:
-        """Operations in the transformer blocks: ``factor`` for each weight and token, with common prefixes counted
-        once, and ``attended`` times those of attention in the forward pass, which covers whole rows."""
-        shape = self.member.shape
-        attention = sum(
-            shape.attention_flops(rows.episodes * turn.whole, turn.whole / 2)
+    def _layers(self, rows: Selection, factor: float) -> float:
+        """Operations of the layers' products: ``factor`` for each weight and token. Common prefixes count once."""
+        return factor * self.member.shape.body * self._tokens(rows)
+
+    def _attention(self, rows: Selection) -> float:
+        """Operations of attention in the forward pass. It covers whole rows, also where their prefixes are common."""
+        return sum(
+            self.member.shape.attention_flops(rows.episodes * turn.whole, turn.whole / 2)
             for turn in self.setup.turns_of(self.member.name)
         )
-        return factor * shape.body * self._tokens(rows) + attended * attention
 
-    def _bound(self, flops: float, shares: dict[str, float], passes: float, casts: float) -> Spent:
-        """On a card, products and launches overlap, and the longer one counts. On a CPU they add up. ``casts``: how
+    def _bound(self, products: float, attention: float, shares: dict[str, float], passes: float, casts: float) -> Spent:
+        """On a card, operations and launches overlap, and the longer one counts. On a CPU they add up. ``casts``: how
         often all weights are cast, if they are kept in another precision than they are computed in."""
         precision, layers, beside = self.setup.precision(self.member), self.member.shape.layers, self.setup.cluster
         share = rates.CPU_SHARE if self.card.is_cpu else shares[precision]
-        compute = flops / (share * self.card.flops[precision]) * beside.busy_on_a_card
+        attended = share if self.card.is_cpu else rates.ATTENTION.get(precision, share)
+        compute = (products / share + attention / attended) / self.card.flops[precision] * beside.busy_on_a_card
         moved = casts * moved_by_cast(self.setup, self.member, precision) * self.member.shape.body
         work = Spent.on(compute=compute, bandwidth=moved / (rates.READ * self.card.bandwidth) * beside.busy_on_a_card)
         if self.card.is_cpu:
@@ -130,9 +134,11 @@ def train_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
     steps = setup.learning.epochs * setup.learning.minibatches
     spent, passes = learner.step(step) * steps, PassCount(steps * step.micro_batches, steps * step.micro_batches)
     if setup.plan.region.gate:
-        some = some_rows(learner, load, KL_SUBSAMPLE)
-        spent += learner.forward(some, 2) * setup.learning.epochs
-        passes += PassCount(setup.learning.epochs * some.micro_batches)
+        whole = setup.plan.problems * setup.plan.group_size * learner.turns
+        first = some_rows(learner, load, min(KL_SUBSAMPLE, ceil(whole / setup.learning.minibatches)))
+        later, times = some_rows(learner, load, KL_SUBSAMPLE), setup.learning.epochs - 1
+        spent += learner.forward(first, 2) + learner.forward(later, 2) * times
+        passes += PassCount(first.micro_batches + times * later.micro_batches)
     return spent.waiting(load.busy), passes
 
 
