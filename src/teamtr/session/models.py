@@ -50,6 +50,7 @@ from teamtr.randomness import generator, seed_of
 from teamtr.session.taught import teach_once
 from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.store.cache import keep_kernels
+from teamtr.store.model_index import keep_model_index
 from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
@@ -101,6 +102,7 @@ def local_engine(
     ``taught=False``: built-in models are not trained on the form of messages; see ``build``.
     """
     _use_few_threads(team_file)
+    keep_model_index()
     _keep_kernels(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
     held = (*team_file.team.names, PLAYER) if held is None else held
