@@ -387,6 +387,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     group = grid_of(a).middle.group
     if uneven := [n for n in a.episodes or () if n % group]:
         parser.error(f"--episodes: {uneven[0]} are no whole groups of {group}")
+    points = [point for axis in a.axes for point in grid_of(a).points(axis)]
+    if a.pieces and a.pieces > (shortest := min(point.tokens for point in points)):
+        parser.error(f"--pieces: a message of {shortest} tokens has no {a.pieces} pieces")
     if a.measure is None and (a.out is None) == (a.draw is None):
         parser.error("give --out FILE.jsonl to measure, or --draw FILE.jsonl")
     return a

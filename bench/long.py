@@ -1,9 +1,9 @@
 """Stages on long messages, phase by phase, beside the prediction: two adapters on one base.
 
-    python bench/long.py --shape 1.7b --tokens 4096 --episodes 16 --json                           # on a GPU
+    python bench/long.py --shape 1.7b --tokens 4096 --episodes 16 --radius 0.6 --json              # on a GPU
     python bench/long.py --shape 1.7b --tokens 32768 --pieces 4 --radius 5 --json                  # in minutes
     python bench/long.py --shape 8b --one-copy --tokens 16384 --pieces 4 --radius 2.5 --json
-    python bench/long.py --shape 1.7b --tokens 16384 --words random --json                         # training alone
+    python bench/long.py --shape 1.7b --tokens 16384 --words random --radius 2.5 --json            # training alone
     python bench/long.py --shape tiny --tokens 2048 --episodes 4                                   # on a CPU
     python bench/long.py --planned --markdown                                                      # nothing is run
 
@@ -93,7 +93,7 @@ def _told(value: Any) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def planned(a: argparse.Namespace, tokens: int) -> Setup:
+def planned(a: argparse.Namespace) -> Setup:
     """The measured setup, as input of the planner."""
     found = team(
         shape_of(a.shape),
@@ -101,7 +101,7 @@ def planned(a: argparse.Namespace, tokens: int) -> Setup:
         a.problems,
         a.group,
         a.prompt,
-        tokens,
+        a.tokens,
         micro_batch=a.micro_batch,
         epochs=a.epochs,
         shared=0,
@@ -116,8 +116,8 @@ def planned(a: argparse.Namespace, tokens: int) -> Setup:
 
 
 def measured(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of one length: the rollout, the phases of each agent's update, and the stage."""
-    setup = planned(a, a.tokens)
+    """Rows of the result: the rollout, the phases of each agent's update, and the stage."""
+    setup = planned(a)
     engine = team_of(a, 2, recompute=a.recompute)
     for learner in engine.learners.values():
         learner.policy.end_ids = frozenset()  # messages reach their maximal length
@@ -141,9 +141,8 @@ def measured(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
         return found
 
     peak()
-    if (
-        torch.cuda.is_available()
-    ):  # KV blocks are reserved, graphs captured and kernels compiled before the clock starts
+    if torch.cuda.is_available():
+        # KV blocks are reserved, graphs captured and kernels compiled before the clock starts.
         play(engine, argparse.Namespace(**{**vars(a), "tokens": min(8, a.tokens)}), 0, Counter(), 2)
     sampled: float | None = None
     if a.words == "random" and not a.pieces:
@@ -222,6 +221,10 @@ def main() -> None:
         report(title, tuple(found[0]), [list(one.values()) for one in found], {"results": found}, a.json)
         return
     a.group, a.epochs, a.compiled = min(GROUP, a.episodes), 1, "auto"
+    if a.pieces and a.words == "random":
+        parser.error("--pieces measures sampling, which --words random leaves out: give one of them")
+    if a.pieces and a.pieces > a.tokens:
+        parser.error(f"--pieces: a message of {a.tokens} tokens has no {a.pieces} pieces")
     if a.episodes % a.group:
         parser.error(f"--episodes: whole groups of {GROUP}, or fewer than one")
     a.problems = a.episodes // a.group

@@ -166,9 +166,10 @@ def long_messages() -> Iterator[Figure]:
         what = f"{shape}, messages of {tokens:,} tokens, 8 rows"
         yield Figure(f"{what}: sample", "s", (sampled, sampled), spent.pop(("all", "sample")))
         train = sum(spent.pop((agent, "train")) for agent in ("a0", "a1"))
-        yield Figure(f"{what}: score and gate", "s", (forward, forward), sum(spent.values()))
+        fitted = tokens == 32_768  # the rate of attention
+        yield Figure(f"{what}: score and gate", "s", (forward, forward), sum(spent.values()), fitted)
         if trained is not None:
-            yield Figure(f"{what}: train", "s", (trained, trained), train)
+            yield Figure(f"{what}: train", "s", (trained, trained), train, fitted)
 
 
 def settled_seconds(

@@ -413,7 +413,8 @@ class Engine(Sampler, Protocol):
         ...
 
     def rehearse(self, demand: Demand) -> Rehearsal:
-        """Allocate the peak memory of the demand once, and change nothing but the micro-batch, which then fits."""
+        """Allocate the peak memory of the demand once. This changes nothing but the micro-batch, which then fits, and
+        the loss scale of agents that have taken no step."""
         ...
 
     def peak_bytes(self) -> int | None:

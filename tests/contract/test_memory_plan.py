@@ -575,14 +575,18 @@ def test_a_first_step_begins_with_the_loss_scale_that_the_rehearsal_found(monkey
     monkeypatch.setattr(_Scaled, "backward", overflowing)
     learners["right"].optimizer.steps = 1
     rehearse(built)
-    assert {name: learner.optimizer.loss_scale for name, learner in learners.items()} == {
-        "left": FIRST_LOSS_SCALE / 8, "right": FIRST_LOSS_SCALE, "speaker": FIRST_LOSS_SCALE / 8,
+    optimizers = {name: learner.optimizer for name, learner in learners.items()}
+    halved = FIRST_LOSS_SCALE / 8
+    assert {n: o.loss_scale for n, o in optimizers.items()} == {
+        "left": halved, "right": FIRST_LOSS_SCALE, "speaker": halved,
     }  # fmt: skip
-    assert {name: learner.optimizer.steps for name, learner in learners.items()} == {
-        "left": 0,
-        "right": 1,
-        "speaker": 0,
-    }
+    assert {n: o.steps for n, o in optimizers.items()} == {"left": 0, "right": 1, "speaker": 0}
+
+    learners["speaker"].optimizer.steps, learners["speaker"].optimizer.loss_scale = 4, halved / 8
+    rehearse(built)
+    assert {n: o.loss_scale for n, o in optimizers.items()} == {
+        "left": halved, "right": FIRST_LOSS_SCALE, "speaker": halved / 8,
+    }, "a resumed run goes on as one that was not ended"  # fmt: skip
 
 
 @pytest.mark.long

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +132,48 @@ def test_a_damaged_index_is_made_anew(package: Package, caplog: pytest.LogCaptur
     file.write_bytes(file.read_bytes()[:-1])
     assert package.found() == expected
     assert (package.searched, "is damaged" in caplog.text) == (2, True)
+
+
+@pytest.mark.parametrize("entry", [[[1, 2, 3]], [[["torch"], ["a"]]], 7, None, "text"])
+def test_an_index_of_another_form_is_made_anew(package: Package, entry: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its hash is right: another version may have written it."""
+    expected = package.found()
+    (file,) = (cache.cache_folder() / KIND).iterdir()  # type: ignore[operator]
+    cache.keep(KIND, file.name, json.dumps(entry).encode())
+    assert package.found() == expected
+    assert (package.searched, "cannot be read" in caplog.text) == (2, True)
+    assert package.found() == expected
+    assert package.searched == 2, "and kept"
+
+
+@pytest.mark.parametrize("answer", [None, [], {"torch": ["a"]}, {frozenset(): {"a": None}}])
+def test_a_search_that_answers_otherwise_is_let_be(package: Package, answer: Any) -> None:
+    found = read_once(lambda path, prefix=None, deep=False: (answer, prefix, deep), package.code)
+    assert found(package.models, "models") == (answer, "models", False)
+    assert found(package.models, deep=True) == (answer, None, True)
+
+
+def test_other_finders_are_asked_where_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that was packed with its modules: the one behind ours is asked, too."""
+    asked = []
+
+    class Packed:
+        def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+            asked.append(name)
+            return ModuleSpec(name, None) if name == MODULE else None
+
+    monkeypatch.setattr(sys, "meta_path", [Packed()])
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    keep_model_index()
+    keep_model_index()
+    assert len(sys.meta_path) == 2
+    monkeypatch.setattr("teamtr.store.model_index.PathFinder.find_spec", lambda *_: None)
+    assert find_spec_anywhere(MODULE) is not None
+    assert asked == [MODULE]
+
+
+def find_spec_anywhere(name: str) -> ModuleSpec | None:
+    return next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, []))), None)
 
 
 def test_nothing_is_kept_without_a_cache_or_files(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -246,8 +247,8 @@ def peak_bytes() -> int | None:
 
 def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal:
     """Reserve the memory for sampling; then, for every trainable agent, score as much as is ever scored at once, take
-    the longest step, and undo it. The peak is reset afterwards. Only the loss scale that the step found is kept, so
-    that an agent's first step need not compute what overflows again.
+    the longest step, and undo it. The peak is reset afterwards. Only the loss scale that the step found is kept, for
+    agents that have taken none, so that their first step need not compute what overflows again.
 
     If the estimate says that a single message does not fit otherwise, activations are recomputed from here on. If
     memory runs out, the micro-batch is lowered here and not in the middle of a run. An agent is skipped if its update
@@ -261,13 +262,15 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     for name, learner in transformers_of(learners).items():
         lengths = demand.lengths[name]
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
-    fitted: dict[str, float] = {}  # agents with their loss scales
+    fitted: list[str] = []
+    scales: dict[str, float] = {}  # of first steps
     for name in sorted(demand.messages, key=lambda name: demand.lengths[name].whole, reverse=True):
         learner, asked = learners[name], learners[name].passes.micro_batch
         shards, processes = learner.passes.shards, learner.passes.shards.processes
         no_more = [other for other in fitted if _takes_no_more(learners, demand, name, other)]
         if shards.least(bool(no_more)):
-            learner.optimizer.begin_at(shards.least(min(fitted[other] for other in no_more)))
+            least = shards.least(min((scales[other] for other in no_more if other in scales), default=inf))
+            learner.optimizer.begin_at(min(least, learner.optimizer.loss_scale))
             continue
         most = -int(shards.least(-asked))  # the largest of all processes: one of them may have run out of memory before
         rows = Rows.of(name, most, demand)
@@ -283,9 +286,11 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         finally:
             learner.restore(before)
             learner.end()
-        learner.optimizer.begin_at(scale)
+        if not learner.optimizer.steps:
+            scales[name] = scale
+            learner.optimizer.begin_at(scale)
         if learner.passes.micro_batch == asked:
-            fitted[name] = scale
+            fitted.append(name)
     recomputed = tuple(name for name in demand.messages if learners[name].policy.recomputes)
     found = Rehearsal({name: learners[name].passes.micro_batch for name in demand.messages}, peak_bytes(), recomputed)
     if torch.cuda.is_available():

@@ -38,8 +38,9 @@ TRAIN = {"fp16": 0.41, "bf16": 0.41, "tf32": 0.31, "fp32": 0.55}
 """The same for forward and backward passes. Half precision: a step on 128 of these messages in 0.873 s (0.40) and 1.775
 s (0.44)."""
 ATTENTION = {"fp16": 0.6, "bf16": 0.6}
-"""The same for attention, forward and backward, where it differs from that of the other products. Rows of 33,024 and
-65,792 tokens: 0.63 forward, 0.58 in a step with recomputation (bench/long.py). Other precisions were not measured."""
+"""The same for attention, forward and backward, where it differs from that of the other products. Rows of 65,792
+tokens: 0.63 forward (0.60 with 33,024), 0.58 in a step with recomputation (bench/long.py). Other precisions were not
+measured."""
 HOST_BLOCK_S = 2.1e-3
 """Seconds of Python and kernel launches for one block in one pass of the learner (a backward pass counts twice). The
 same messages after contexts of 256 tokens, 16 per pass, where the card waits for launches: 2.3 ms in a step (1.563 s, 8

@@ -19,12 +19,13 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from teamtr.store.cache import cached, keep
 
 MODULE, FUNCTION = "transformers.utils.import_utils", "define_import_structure"
 MODELS = "models"
-KIND = "model-index"
+KIND, FORMAT = "model-index", 1
 
 Index = dict[frozenset[str], dict[str, set[str]]]
 """Required backends -> module -> classes, as ``define_import_structure`` returns it."""
@@ -46,12 +47,9 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        found = PathFinder.find_spec(fullname, path)
+        found = PathFinder.find_spec(fullname, path) if fullname == MODULE else None
         if found is None or found.origin is None or not isinstance(found.loader, SourceFileLoader):
-            return None  # found by others, as it is
+            return None  # for the other finders
         return spec_from_file_location(fullname, found.origin, loader=_Loader(fullname, found.origin))
 
 
@@ -68,25 +66,28 @@ def read_once(define: Define, code: Path) -> Define:
     models = code.parents[1] / MODELS
 
     @functools.cache
-    def index() -> Index:
+    def index() -> Index | None:
+        """None if there are no such files, or the index does not have the form that is known."""
         try:
             key = _key([code, *_sources(models)], models)
-        except OSError as error:
+            kept = _read(cached(KIND, key))
+            if kept is None:
+                kept = define(str(models))
+                keep(KIND, key, _written(kept))
+        except (OSError, TypeError, ValueError, AttributeError) as error:
             log.debug("the index of %s is not kept: %s", models, error)
-            return define(str(models))
-        kept = _read(cached(KIND, key))
-        if kept is None:
-            kept = define(str(models))
-            keep(KIND, key, _written(kept))
+            return None
         return kept
 
     @functools.wraps(define)
-    def found(module_path: str | Path, prefix: str | None = None) -> Index:
+    def found(module_path: str | Path, prefix: str | None = None, *more: Any, **named: Any) -> Index:
         folder = Path(module_path)
-        if (folder.parent if folder.suffix == ".py" else folder) != models:
-            return define(module_path, prefix)
+        asked = (folder.parent if folder.suffix == ".py" else folder) == models and not more and not named
+        whole = index() if asked else None
+        if whole is None:
+            return define(module_path, prefix, *more, **named)
         start = f"{prefix}." if prefix else ""  # a copy: callers add to what they get
-        return {needs: {f"{start}{name}": set(own) for name, own in parts.items()} for needs, parts in index().items()}
+        return {needs: {f"{start}{name}": set(own) for name, own in parts.items()} for needs, parts in whole.items()}
 
     return found
 
@@ -101,7 +102,7 @@ def _sources(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _key(files: Sequence[Path | os.DirEntry[str]], folder: Path) -> str:
-    digest = hashlib.sha256(str(folder).encode())
+    digest = hashlib.sha256(f"{FORMAT}\0{folder}\n".encode())
     for file in files:
         state = file.stat()
         digest.update(f"{os.fspath(file)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
@@ -116,4 +117,9 @@ def _written(index: Index) -> bytes:
 def _read(data: bytes | None) -> Index | None:
     if data is None:
         return None
-    return {frozenset(needs): {name: set(own) for name, own in modules.items()} for needs, modules in json.loads(data)}
+    try:
+        rows = json.loads(data)
+        return {frozenset(needs): {name: set(own) for name, own in parts.items()} for needs, parts in rows}
+    except (TypeError, ValueError, AttributeError) as error:
+        log.warning("a kept index of model files cannot be read (%s): made anew", error)
+        return None
