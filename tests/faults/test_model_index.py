@@ -22,7 +22,6 @@ if {keep}:
     keep_model_index()
 import transformers
 import transformers.models
-from transformers import Qwen3Config
 from transformers.utils import import_utils
 def told(lazy):
     return sorted((name, str(place)) for name, place in lazy._class_to_module.items())
