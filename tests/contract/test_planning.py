@@ -30,7 +30,7 @@ from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Cluster, PlannedTurn, Sampling, Setup, likely_precision
 from teamtr.planning.shape import FAMILIES, ModelShape, UnknownShape
 from teamtr.planning.stage import predict
-from teamtr.ports import Engine, Lengths
+from teamtr.ports import GB, Engine, Lengths
 from teamtr.presets import Plan, Radii
 from teamtr.session.build import build
 from teamtr.session.forecast import Where, _setup, forecast
@@ -588,6 +588,43 @@ def test_a_base_that_does_not_fit_three_times_is_told_to_be_held_once():
     assert not any("learner.base=int8" in change.settings for change in helpful(predict(mixed)))
     whole = replace(setup(LARGE, rank=None), sampling=replace(large.sampling, by_row=True))
     assert not any("learner.base" in change.settings for change in helpful(predict(whole)))
+
+
+def longest_rows(card: str) -> Setup:
+    """An agent on the 8B shape whose step on one message of 65,536 tokens takes most of a card."""
+    one = long_messages(65_536)
+    shape = replace(SHAPE, layers=36, width=4096, inner=12288, heads=32, tied=False)
+    demand = replace(one.demand, episodes=8, problems=1, messages={"a": 8})
+    return replace(
+        one,
+        members=(replace(one.members[0], shape=shape),),
+        demand=demand,
+        plan=replace(one.plan, problems=1),
+        cluster=Cluster(CARDS[card]),
+        learning=replace(one.learning, base="fp16", micro_batch=1),
+        sampling=replace(one.sampling, precision="fp16", by_row=True),
+    )
+
+
+def test_long_rows_are_told_to_leave_memory_of_their_keys_to_the_step():
+    """As much as is left, where a batch's would be too much; and nothing if that would not hold one row."""
+    found = predict(longest_rows("H200"))
+    assert not found.memory.fits
+    row = (65_536 + 256) * found.setup.members[0].shape.cache_bytes(2)
+    assert 8 * row > found.memory.pages["a"], "a batch takes more than its share of the card"
+    [fewer] = [settings for settings in told_of(found.setup) if settings.startswith("sampling.memory_gb=")]
+    pages = int(float(fewer.partition("=")[2]) * GB)
+    assert row < pages < found.memory.pages["a"]
+
+    def fits(more: int) -> bool:
+        return predict(replace(found.setup, sampling=replace(found.setup.sampling, memory=pages + more))).memory.fits
+
+    assert (fits(0), fits(GB // 50)) == (True, False), "in whole hundredths, rounded down"
+    assert helpful(predict(longest_rows("H100"))) == [], "its step alone takes more than there is"
+
+
+def told_of(one: Setup) -> list[str]:
+    return [change.settings for change in helpful(predict(one)) if "--cards" not in change.settings]
 
 
 def test_the_fewest_workers_that_share_a_base_are_those_below_which_it_does_not_fit():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from teamtr.engines.estimate import Served
 from teamtr.planning.memory import held, memory_of
 from teamtr.planning.setup import Setup
 from teamtr.planning.stage import Prediction, fitting, predict
@@ -14,6 +15,8 @@ from teamtr.ports import GB
 
 WORTH_TELLING = 0.95
 """If a plan fits already, a change is reported only if it brings a stage to at most this share of its time."""
+FEWEST_ROWS = 2
+"""KV pages for fewer of the longest rows are not suggested."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,13 @@ def helpful(prediction: Prediction) -> list[Change]:
 def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yields setups, with micro-batch and KV pages reduced as needed: as planned, with recomputation, with one copy of
     the base, with other numbers of workers, and with partitioned layers over the fewest workers that can hold them."""
-    yield made_to_fit("", setup)
+    yield from _with_less("", setup)
     if setup.learning.recompute == "never":
         yield made_to_fit("learner.recompute=auto", replace(setup, learning=replace(setup.learning, recompute="auto")))
     for base in ("fp16", "int8"):
         if once := _held_once(setup, base):
-            settings, other = made_to_fit(*once)
-            yield settings, other
-            if all(memory_of(one).fits for one in other.by_group):
+            yield from _with_less(*once)
+            if all(memory_of(one).fits for one in made_to_fit(*once)[1].by_group):
                 break  # int8 degrades the model, so it is suggested only if fp16 is not enough
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
@@ -150,12 +152,44 @@ def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
     return settings, setup
 
 
+def _with_less(settings: str, setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Yields it reduced to fit. If that is not enough, one message at a time with as many KV pages as fit then, which
+    are fewer than a batch's."""
+    told, other = made_to_fit(settings, setup)
+    yield told, other
+    if all(memory_of(one).fits for one in other.by_group):
+        return
+    other = _with_micro_batch(setup, 1)
+    left = min(_left_for_pages(group) for group in other.by_group)
+    memory = GB * (100 * left // GB) // 100  # as it is told, rounded down
+    if memory < FEWEST_ROWS * max(_longest_row(group) for group in other.by_group):
+        return
+    changed = [settings, "learner.micro_batch=1" if setup.learning.micro_batch > 1 else ""]
+    changed.append(f"sampling.memory_gb={memory / GB:.2f}")
+    yield " ".join(filter(None, changed)), replace(other, sampling=replace(other.sampling, memory=memory))
+
+
+def _served(group: Setup) -> list[Served]:
+    return [one for one in held(group).served if one.precision is not None]
+
+
+def _left_for_pages(group: Setup) -> int:
+    """Bytes that everything else leaves for the KV pages of each server; 0 if there are none, or if memory is not
+    counted."""
+    plan, served = memory_of(group).plan, _served(group)
+    if not served or plan.available is None:
+        return 0
+    return max(0, (plan.available - plan.total + sum(one.budget for one in served)) // len(served))
+
+
+def _longest_row(group: Setup) -> int:
+    alone = replace(group.worker_demand, episodes=1)
+    return max((one.wanted_bytes(alone) for one in _served(group)), default=0)
+
+
 def pages_of_a_batch(setup: Setup) -> int:
     """Bytes of keys and values that one worker needs to sample a shard at once: for ``sampling.memory_gb``."""
-    return max(
-        sum(one.wanted_bytes(group.worker_demand) for one in held(group).served if one.precision is not None)
-        for group in setup.by_group
-    )
+    return max(sum(one.wanted_bytes(group.worker_demand) for one in _served(group)) for group in setup.by_group)
 
 
 @dataclass(frozen=True)
