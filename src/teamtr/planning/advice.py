@@ -47,14 +47,19 @@ def helpful(prediction: Prediction) -> list[Change]:
 def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yields setups, with micro-batch and KV pages reduced as needed: as planned, with recomputation, with one copy of
     the base, with other numbers of workers, and with partitioned layers over the fewest workers that can hold them."""
-    yield from _with_less("", setup)
+    told, other = made_to_fit("", setup)
+    yield told, other
+    if not _fits(other):
+        yield from _with_fewer_pages("", setup)
     if setup.learning.recompute == "never":
         yield made_to_fit("learner.recompute=auto", replace(setup, learning=replace(setup.learning, recompute="auto")))
     for base in ("fp16", "int8"):
         if once := _held_once(setup, base):
-            yield from _with_less(*once)
-            if all(memory_of(one).fits for one in made_to_fit(*once)[1].by_group):
+            told, other = made_to_fit(*once)
+            yield told, other
+            if _fits(other):
                 break  # int8 degrades the model, so it is suggested only if fp16 is not enough
+            yield from _with_fewer_pages(*once)
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
     if not setup.cluster.shard_base and (spread := _in_parts(setup)):
@@ -143,7 +148,7 @@ def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
         while size:
             sampling = replace(setup.sampling, memory=memory)
             other = replace(_with_micro_batch(setup, size), sampling=sampling)
-            if all(memory_of(one).fits for one in other.by_group):
+            if _fits(other):
                 told = [settings] if settings else []
                 told += [] if size == setup.learning.micro_batch else [f"learner.micro_batch={size}"]
                 told += [] if memory == setup.sampling.memory else [f"sampling.memory_gb={least / GB:.2f}"]
@@ -152,13 +157,9 @@ def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
     return settings, setup
 
 
-def _with_less(settings: str, setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yields it reduced to fit. If that is not enough, one message at a time with as many KV pages as fit then, which
-    are fewer than a batch's."""
-    told, other = made_to_fit(settings, setup)
-    yield told, other
-    if all(memory_of(one).fits for one in other.by_group):
-        return
+def _with_fewer_pages(settings: str, setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Yields it with one message at a time and as many KV pages as fit then, which are fewer than a batch's; nothing if
+    they are too few."""
     other = _with_micro_batch(setup, 1)
     left = min(_left_for_pages(group) for group in other.by_group)
     memory = GB * (100 * left // GB) // 100  # as it is told, rounded down
@@ -167,6 +168,10 @@ def _with_less(settings: str, setup: Setup) -> Iterator[tuple[str, Setup]]:
     changed = [settings, "learner.micro_batch=1" if setup.learning.micro_batch > 1 else ""]
     changed.append(f"sampling.memory_gb={memory / GB:.2f}")
     yield " ".join(filter(None, changed)), replace(other, sampling=replace(other.sampling, memory=memory))
+
+
+def _fits(setup: Setup) -> bool:
+    return all(memory_of(one).fits for one in setup.by_group)
 
 
 def _served(group: Setup) -> list[Served]:
