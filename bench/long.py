@@ -106,12 +106,12 @@ def planned(a: argparse.Namespace) -> Setup:
         epochs=a.epochs,
         shared=0,
     )
-    base = "fp16" if a.one_copy else "fp32"
+    base, pages = "fp16" if a.one_copy else "fp32", int(a.pages_gb * GB) if a.pages_gb else None
     return replace(
         found,
         cluster=Cluster(CARDS["H200"] if torch.cuda.is_available() else CARDS["cpu"]),
         learning=replace(found.learning, precision=a.precision, base=base, recompute=a.recompute),
-        sampling=replace(found.sampling, precision=a.sampler, by_row=a.one_copy),
+        sampling=replace(found.sampling, precision=a.sampler, memory=pages, by_row=a.one_copy),
     )
 
 

@@ -12,6 +12,9 @@ import numpy as np
 
 import stage
 from common import SHAPES, random_prompts, seconds
+from teamtr.engines.paged.pages import Pool
+from teamtr.engines.paged.sampler import PAGE
+from teamtr.engines.torch.attention import AttentionShape, text_config
 from teamtr.randomness import uniforms
 
 PIECE = 256
@@ -39,7 +42,8 @@ class Timed:
 
 
 def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Timed:
-    """A rollout with random tokens as messages, with an estimate of the time that sampling them would take."""
+    """A rollout with random tokens as messages, with an estimate of the time that sampling them would take. Rows whose
+    KV cache is not held all at once are timed in waves, as they are sampled."""
     rng, vocabulary = np.random.default_rng(seed), SHAPES[a.shape]["vocab_size"]
     problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, vocabulary)
     contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
@@ -54,14 +58,27 @@ def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Tim
 
         messages = random_prompts(rng, len(contexts), a.tokens, vocabulary)
         first, steps = drawn(contexts, 1), []
+        most = at_once(engine, agent, len(contexts), len(contexts[0]) + a.tokens)
+        waves = [slice(k, k + most) for k in range(0, len(contexts), most)]
         for k in range(pieces):
             at = (2 * k + 1) * a.tokens // (2 * pieces) - piece // 2
             longer = [np.concatenate([c, m[:at]]) for c, m in zip(contexts, messages, strict=True)]
-            drawn(longer, 1)  # from now on, the paged sampler has this context cached
-            start, whole = drawn(longer, 1), drawn(longer, 1 + piece)
-            steps.append(((whole.wall - start.wall) / piece, (whole.busy - start.busy) / piece))
+            for rows in (longer[wave] for wave in waves):
+                drawn(rows, 1 + piece)  # from now on, these contexts are cached and their decode step captured
+                start, whole = drawn(rows, 1), drawn(rows, 1 + piece)
+                steps.append(((whole.wall - start.wall) / piece, (whole.busy - start.busy) / piece))
         wall += first.wall + (a.tokens - 1) * sum(step for step, _ in steps) / pieces
         busy += first.busy + (a.tokens - 1) * sum(step for _, step in steps) / pieces
         said[agent] = (contexts, messages, [np.zeros(a.tokens, dtype=np.float32) for _ in messages])
         contexts = [np.concatenate([c, m]) for c, m in zip(contexts, messages, strict=True)]
     return Timed(said, wall, busy)
+
+
+def at_once(engine: Any, agent: str, rows: int, tokens: int) -> int:
+    """How many of these rows, with this many tokens each, are sampled at once, because their KV cache fits."""
+    policy = engine.learners[agent].policy
+    if policy.serving is None:
+        return rows
+    attention = AttentionShape.of(text_config(policy.causal_lm))
+    row = -(-tokens // PAGE) * Pool.bytes_per_page(attention, PAGE, policy.serving.dtype)
+    return min(rows, max(1, policy.serving.page_budget(policy.causal_lm) // row))

@@ -115,8 +115,10 @@ def test_a_round_plays_once_and_that_counts_before_every_update(growth, cpu, mon
 
 
 @pytest.mark.long
-def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(pieces, cpu, monkeypatch):
-    """On a clock that counts what is computed: a step takes as many seconds as the tokens that it reads."""
+@pytest.mark.parametrize(("most", "waves"), [(4, 1), (3, 2), (1, 4)])
+def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(most, waves, pieces, cpu, monkeypatch):
+    """On a clock that counts what is computed: a step takes as many seconds as the tokens that a row reads. With room
+    for fewer rows, each wave has its own steps."""
     clock, asked = {"s": 0.0}, []
 
     class Engine:
@@ -133,9 +135,10 @@ def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(piece
 
     monkeypatch.setattr(pieces.Timed, "of", staticmethod(timed))
     monkeypatch.setattr(pieces, "PIECE", 10)
+    monkeypatch.setattr(pieces, "at_once", lambda engine, agent, rows, tokens: most)
     a = SimpleNamespace(shape="tiny", problems=2, group=2, prompt=8, tokens=100)
     played = pieces.in_pieces(Engine(), a, 1, 4)
-    first = [8 + 8 + 99 * (8 + 50), 108 + 108 + 99 * (108 + 50)]
+    first = [8 + 8 + waves * 99 * (8 + 50), 108 + 108 + waves * 99 * (108 + 50)]
     assert played.wall == pytest.approx(sum(first), rel=0.01)
     assert played.busy == 2 * played.wall
     assert {(agent, prompt) for agent, prompt, tokens in asked if tokens == 11} == {

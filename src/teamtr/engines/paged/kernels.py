@@ -19,7 +19,10 @@ from teamtr.engines.paged.work_split import Together, shares, splits
 from teamtr.engines.torch.rotation import Rotation
 
 PAGE = 64
-"""Tokens in a page; also the tile that one attention step reads."""
+"""Tokens in a page; also the tile that a program reads in a prefill, and from pages that rows have in common."""
+TILE = 32
+"""The tile that a program of a decode step reads from a row's own pages. The smaller a program, the more of them run at
+once, and the more reads are under way."""
 
 VOCABULARY_BLOCK = 2048
 
@@ -52,7 +55,7 @@ def _common_kernel(
 ):  # fmt: skip
     """One program: the query heads of one kv head of all rows of a cluster, over its share of the pages that they begin
     with. Unused cluster entries have no pages."""
-    cluster, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, cluster, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(pages + cluster)
     if count == 0:
         return
@@ -99,18 +102,19 @@ def _decode_kernel(
     cos, sin, query_weight, key_weight,
     scale, epsilon,
     query_row, query_head, key_row, key_head, value_row, value_head, table_row, angle_row,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, SHARES: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    SHARES: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query heads of one kv head of one row, over its share of the row's pages.
+    """One program: the query heads of one kv head of one row, over its share of the row's pages, TILE tokens at a time.
 
     The current token's key and value come from registers; the first program also writes them to their page. With
     SHARES, a row in a cluster starts from the sums that ``_common_kernel`` left in ``common``, and continues from its
     first page of its own; each of the row's programs adds different shares of these sums.
     """
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     past = tl.load(length + row)
-    g, d, s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    g, d, s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, TILE)
     in_d = d < DIM
     heads = head * GROUP + g
     in_gd = (g < GROUP)[:, None] & in_d[None, :]
@@ -158,12 +162,12 @@ def _decode_kernel(
                     total = total * shrink_own + common_total * shrink_common
                     best = highest
 
-    pages = (past + PAGE - 1) // PAGE
-    each = (pages - first + SPLITS - 1) // SPLITS
-    for p in range(first + split * each, tl.minimum(pages, first + split * each + each)):
-        page = tl.load(table + row * table_row + p).to(tl.int64)
-        valid = p * PAGE + s < past
-        tile = page * page_stride + head * PAGE * DIM + s[:, None] * DIM + d[None, :]
+    tiles, begin = (past + TILE - 1) // TILE, first * (PAGE // TILE)
+    each = (tiles - begin + SPLITS - 1) // SPLITS
+    for t in range(begin + split * each, tl.minimum(tiles, begin + split * each + each)):
+        page = tl.load(table + row * table_row + t * TILE // PAGE).to(tl.int64)
+        valid = t * TILE + s < past
+        tile = page * page_stride + (head * PAGE + t * TILE % PAGE + s)[:, None] * DIM + d[None, :]
         k = tl.load(key_pool + tile, mask=valid[:, None] & in_d[None, :], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(valid[None, :], score, float("-inf"))
@@ -265,8 +269,8 @@ def decode_attention(
     partial = partial_ml = common = common_ml = first_page = out
     if parts > 1:
         partial, partial_ml = _room_for_sums(out, parts)
-    block_d = max(16, triton.next_power_of_2(dim))
     group = heads // kv_heads
+    block_g, block_d = max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(dim))
     cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
     kind: dict[str, Any] = {
         "GROUP": group, "DIM": dim, "BLOCK_D": block_d, "PAGE": PAGE, "KV_HEADS": kv_heads,
@@ -276,27 +280,35 @@ def decode_attention(
         member_CM, pages_C, first_page = together
         members = member_CM.shape[1]
         common, common_ml = _room_for_sums(out, common_parts)
-        _common_kernel[(len(member_CM), kv_heads, common_parts)](
+        _common_kernel[(kv_heads, len(member_CM), common_parts)](
             query_NHD, key_pool, value_pool, table_NP, member_CM, pages_C, common, common_ml,
             cos, sin, query_weight,
             scale, epsilon,
             query_NHD.stride(0), query_NHD.stride(1), table_NP.stride(0), angle_row,
             MEMBERS=members, QUERIES=max(16, triton.next_power_of_2(members * group)), SHARES=common_parts,
-            **kind, num_warps=4, num_stages=2,
+            **kind, num_warps=4, num_stages=1,
         )  # fmt: skip
-    _decode_kernel[(rows, kv_heads, parts)](
+    _decode_kernel[(kv_heads, rows, parts)](
         query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml,
         common, common_ml, first_page,
         cos, sin, query_weight, key_weight,
         scale, epsilon,
         query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
         value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0), angle_row,
-        SPLITS=parts, BLOCK_G=max(16, triton.next_power_of_2(group)), SHARES=common_parts, **kind,
-        num_warps=4, num_stages=3 if together is None else 2,  # few pages are left: run more programs at once
+        TILE=TILE, SPLITS=parts, BLOCK_G=block_g, SHARES=common_parts, **kind,
+        num_warps=_warps(block_g * block_d, out.dtype), num_stages=2,
     )  # fmt: skip
     if parts > 1:
-        _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=1)
+        _join_kernel[(rows * heads,)](
+            partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=max(1, parts // 16)
+        )
     return out
+
+
+def _warps(sums: int, dtype: torch.dtype) -> int:
+    """Warps of a program of a decode step that holds this many sums: as few as have the registers for them. In float32,
+    products take more registers."""
+    return 4 if dtype == torch.float32 else min(4, max(1, sums // 2048))
 
 
 def _room_for_sums(out_NHD: Tensor, parts: int) -> tuple[Tensor, Tensor]:

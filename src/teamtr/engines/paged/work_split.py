@@ -20,7 +20,7 @@ from teamtr.types import common_beginning
 
 SPLIT_TARGET = 4 * 132
 """Programs wanted on the card: with fewer rows times kv heads, a row's pages are split among several programs."""
-MOST_SPLITS = 16
+MOST_SPLITS = 64
 SHARES_TARGET = 4096
 """Maximum number of programs, counting one for every row and kv head, among which the common pages of clusters are
 split."""
