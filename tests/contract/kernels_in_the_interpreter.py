@@ -31,7 +31,7 @@ from teamtr.engines.torch.scoring import fused_features, fused_score
 from teamtr.randomness import uniforms
 
 PAGE, SPREAD = kernels.PAGE, packing.Spread.of
-SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
+SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [33, 200]), (6, 6, 24, [96, 3]))
 
 work_split.MOST_SPLITS = 4  # enough to join, and the interpreter is slow
 

@@ -151,6 +151,20 @@ def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(most,
 
 
 @pytest.mark.long
+def test_rows_in_a_wave_are_those_whose_cache_fits(pieces, cpu):
+    """A row of 65 tokens takes two blocks, each of 64 keys and values in every layer, in float32."""
+    common = sys.modules["common"]
+    shape = common.SHAPES["tiny"]
+    block = 2 * 64 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 4
+    model = common.make_model("tiny")
+    engine = common.adapted_team(model, 1, "fp32", micro_batch=1, sampler="fp32", pages_gb=7 * block / 2**30)
+    assert [pieces.at_once(engine, "a0", 9, tokens) for tokens in (64, 65, 128, 129, 449)] == [7, 3, 3, 2, 1]
+    assert pieces.at_once(engine, "a0", 2, 64) == 2
+    plain = common.adapted_team(model, 1, "fp32", micro_batch=1)
+    assert pieces.at_once(plain, "a0", 9, 449) == 9
+
+
+@pytest.mark.long
 def test_a_point_in_pieces_is_measured_and_marked(growth, page, cpu):
     point = replace(growth.ON_A_CPU.middle, episodes=4, group=2, prompt=3, tokens=8)
     warm, *updates = growth.measure(point, 1, 2)

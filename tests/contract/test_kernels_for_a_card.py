@@ -89,12 +89,15 @@ def test_attention(compiled, heads, kv_heads, dim, dtype):
     kernels.decode_attention(*few, pool[0], pool[1], table[:8], length[:8], 1.0)
     turned = Rotation(angles[:8], angles[:8], weight, weight, 1e-6)  # few rows that read a long prompt together
     kernels.decode_attention(*few, pool[0], pool[1], table[:8], length[:8], 1.0, turned, together.of(8))
+    one = [part[:1] for part in parts]  # split among as many programs as there ever are
+    kernels.decode_attention(*one, pool[0], pool[1], table[:1], length[:1], 1.0)
     at = torch.zeros(rows, dtype=torch.int64)
     kernels.rotate_into_pages(*parts, rotation, pool[0], pool[1], at, at)
     kernels.prefill_attention(parts[0], pool[0], pool[1], table, torch.zeros(4, 1, dtype=torch.int32), 1.0)
     assert compiled == [
         "_decode_kernel", "_common_kernel", "_decode_kernel", "_decode_kernel", "_join_kernel",
-        "_common_kernel", "_decode_kernel", "_join_kernel", "_rotate_kernel", "_prefill_kernel",
+        "_common_kernel", "_decode_kernel", "_join_kernel", "_decode_kernel", "_join_kernel", "_rotate_kernel",
+        "_prefill_kernel",
     ]  # fmt: skip
 
 

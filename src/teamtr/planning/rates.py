@@ -13,9 +13,9 @@ DECODE_PRODUCTS = 0.52
 """Share of the matrix rate when many rows decode a token each: 2 x 1.41e9 weights x 256 rows in 1.40 ms."""
 DECODE_HEAD = 0.70
 """The same for the output layer: 2 x 0.31e9 x 256 in 0.23 ms."""
-READ = 0.735
-"""Share of the bandwidth when keys and values are read: 9.4 GB in 2.66 ms. Assumed for weights too, when there are few
-rows."""
+READ = 0.82
+"""Share of the bandwidth when keys and values are read: 9.4 GB in 2.4 ms, which is what a step of 4.59 ms leaves beside
+products, blocks and drawing. Rows behind 8,192 tokens reach 0.89. Assumed for weights too, when there are few rows."""
 PREFILL = 0.47
 """Share of the matrix rate: 65,536 prompt tokens in 0.40 s (a whole call takes 1.005 s, of which decoding takes
 0.607)."""
