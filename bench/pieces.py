@@ -13,7 +13,7 @@ import numpy as np
 import stage
 from common import SHAPES, random_prompts, seconds
 from teamtr.engines.paged.pages import Pool
-from teamtr.engines.paged.sampler import PAGE
+from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.torch.attention import AttentionShape, text_config
 from teamtr.randomness import uniforms
 
@@ -75,10 +75,12 @@ def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Tim
 
 
 def at_once(engine: Any, agent: str, rows: int, tokens: int) -> int:
-    """How many of these rows, with this many tokens each, are sampled at once, because their KV cache fits."""
+    """How many of these rows, with this many tokens each, are sampled at once, because their KV cache fits. The last
+    token is never read, and one block is scratch."""
     policy = engine.learners[agent].policy
     if policy.serving is None:
         return rows
     attention = AttentionShape.of(text_config(policy.causal_lm))
-    row = -(-tokens // PAGE) * Pool.bytes_per_page(attention, PAGE, policy.serving.dtype)
-    return min(rows, max(1, policy.serving.page_budget(policy.causal_lm) // row))
+    block = Pool.bytes_per_page(attention, PAGE, policy.serving.dtype)
+    blocks = policy.serving.page_budget(policy.causal_lm) // block - 1
+    return min(rows, SIZES[-1], max(1, blocks // -(-(tokens - 1) // PAGE)))

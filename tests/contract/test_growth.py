@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.engines.paged.sampler import Server
 from teamtr.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -151,17 +152,31 @@ def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(most,
 
 
 @pytest.mark.long
-def test_rows_in_a_wave_are_those_whose_cache_fits(pieces, cpu):
-    """A row of 65 tokens takes two blocks, each of 64 keys and values in every layer, in float32."""
+def test_rows_in_a_wave_are_those_whose_cache_fits(pieces, cpu, monkeypatch):
+    """Seven blocks of 64 keys and values in every layer, in float32, one of them scratch. Asked beside the sampler."""
     common = sys.modules["common"]
     shape = common.SHAPES["tiny"]
     block = 2 * 64 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 4
-    model = common.make_model("tiny")
+    model = common.make_model("tiny", eos_token_id=common.NEVER)
     engine = common.adapted_team(model, 1, "fp32", micro_batch=1, sampler="fp32", pages_gb=7 * block / 2**30)
-    assert [pieces.at_once(engine, "a0", 9, tokens) for tokens in (64, 65, 128, 129, 449)] == [7, 3, 3, 2, 1]
+    assert [pieces.at_once(engine, "a0", 9, tokens) for tokens in (64, 65, 66, 129, 385)] == [6, 6, 3, 3, 1]
     assert pieces.at_once(engine, "a0", 2, 64) == 2
     plain = common.adapted_team(model, 1, "fp32", micro_batch=1)
     assert pieces.at_once(plain, "a0", 9, 449) == 9
+
+    admitted: list[int] = []
+    seat = Server._seat
+
+    def counted(self, sequences, *given):
+        admitted.append(len(sequences))
+        seat(self, sequences, *given)
+
+    monkeypatch.setattr(Server, "_seat", counted)
+    for tokens in (65, 66, 129):
+        prompts = common.random_prompts(np.random.default_rng(tokens), 9, tokens - 20, shape["vocab_size"])
+        admitted.clear()
+        engine.sample("a0", prompts, np.full((9, 20), 0.5))
+        assert admitted[0] == pieces.at_once(engine, "a0", 9, tokens)
 
 
 @pytest.mark.long

@@ -338,7 +338,8 @@ def test_clusters_spare_as_much_reading_as_any_cut_of_the_sorted_rows(begins, mo
 
 
 def test_few_rows_have_several_programs_each_and_many_have_one():
-    assert [splits(rows, 8) for rows in (1, 2, 4, 8, 33, 66, 256)] == [64, 64, 32, 16, 2, 1, 1]
+    assert [splits(rows, 8) for rows in (8, 16, 33, 66, 256)] == [32, 8, 2, 1, 1]
+    assert splits(SIZES[0], 1) == 64
     assert [shares(rows, 8) for rows in (8, 32, 64, 66, 128, 256, 512, 1024)] == [16, 16, 8, 4, 4, 2, 1, 1]
 
 

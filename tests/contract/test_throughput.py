@@ -50,6 +50,22 @@ def test_the_page_has_every_figure_as_the_benchmark_prints_it(bench, figures):
     assert [row for one in figures if (row := bench.as_markdown(one)) not in page] == []
 
 
+def test_what_a_benchmark_is_given_for_kv_blocks_is_planned(bench):
+    """Half of the rows fit: they wait for each other, by plan as on the card."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH))
+        long = importlib.import_module("long")
+    given = {
+        "shape": "8b", "problems": 1, "group": 4, "prompt": 256, "tokens": 32_768, "micro_batch": 16, "epochs": 1,
+        "precision": "fp16", "sampler": "fp16", "one_copy": True, "recompute": "auto",
+    }  # fmt: skip
+    few, all_of_them = (long.planned(SimpleNamespace(**given, pages_gb=gb)) for gb in (25.0, 40.0))
+    assert few.sampling.memory == 25 * 2**30
+    seconds = [bench.settled_seconds(one, {"a0": 16, "a1": 16}, ())["all", "sample"] for one in (few, all_of_them)]
+    assert seconds[0] > 1.1 * seconds[1]
+    assert long.planned(SimpleNamespace(**given, pages_gb=None)).sampling.memory is None
+
+
 @pytest.mark.slow
 def test_the_page_has_the_sizing_tables_as_the_benchmark_prints_them(bench):
     page = (BENCH.parent / "docs" / "sizing.md").read_text().splitlines()

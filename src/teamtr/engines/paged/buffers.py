@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.engines.paged.pages import SCRATCH
-from teamtr.engines.paged.work_split import Cluster, Together
+from teamtr.engines.paged.work_split import FEWEST_SEATS, Cluster, Together
 from teamtr.engines.sampling import TokenSampler
 from teamtr.types import Ids
 
-SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SIZES = (FEWEST_SEATS, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batch sizes of captured steps."""
 MOST_ENDS = 64
 NOBODY = -1

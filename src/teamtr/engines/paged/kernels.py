@@ -162,9 +162,9 @@ def _decode_kernel(
                     total = total * shrink_own + common_total * shrink_common
                     best = highest
 
-    tiles, begin = (past + TILE - 1) // TILE, first * (PAGE // TILE)
-    each = (tiles - begin + SPLITS - 1) // SPLITS
-    for t in range(begin + split * each, tl.minimum(tiles, begin + split * each + each)):
+    tiles, first_tile = (past + TILE - 1) // TILE, first * (PAGE // TILE)
+    each = (tiles - first_tile + SPLITS - 1) // SPLITS
+    for t in range(first_tile + split * each, tl.minimum(tiles, first_tile + split * each + each)):
         page = tl.load(table + row * table_row + t * TILE // PAGE).to(tl.int64)
         valid = t * TILE + s < past
         tile = page * page_stride + (head * PAGE + t * TILE % PAGE + s)[:, None] * DIM + d[None, :]

@@ -21,6 +21,9 @@ from teamtr.types import common_beginning
 SPLIT_TARGET = 4 * 132
 """Programs wanted on the card: with fewer rows times kv heads, a row's pages are split among several programs."""
 MOST_SPLITS = 64
+FEWEST_SEATS = 8
+"""Rows of the smallest captured step. Half of them may be empty, and long contexts leave no room for more: these rows
+get the programs of the empty ones."""
 SHARES_TARGET = 4096
 """Maximum number of programs, counting one for every row and kv head, among which the common pages of clusters are
 split."""
@@ -41,8 +44,8 @@ Cluster = tuple[list[int], int]
 
 def splits(rows: int, kv_heads: int) -> int:
     """Programs for the pages of one row and one kv head."""
-    count = 1
-    while rows * kv_heads * count < SPLIT_TARGET and count < MOST_SPLITS:
+    count, taken = 1, rows if rows > FEWEST_SEATS else rows / 2
+    while taken * kv_heads * count < SPLIT_TARGET and count < MOST_SPLITS:
         count *= 2
     return count
 
