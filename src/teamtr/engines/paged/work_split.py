@@ -22,8 +22,8 @@ SPLIT_TARGET = 4 * 132
 """Programs wanted on the card: with fewer rows times kv heads, a row's pages are split among several programs."""
 MOST_SPLITS = 64
 FEWEST_SEATS = 8
-"""Rows of the smallest captured step. Half of them may be empty, and long contexts leave no room for more: these rows
-get the programs of the empty ones."""
+"""Rows of the smallest captured step. Some are empty where few rows are left or few long contexts fit, so each row gets
+as many programs as if half of them were."""
 SHARES_TARGET = 4096
 """Maximum number of programs, counting one for every row and kv head, among which the common pages of clusters are
 split."""
