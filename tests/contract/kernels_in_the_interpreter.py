@@ -17,7 +17,18 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from teamtr.engines.paged import adapter_kernel, joined_layers, kernels, layout, reference, sampler, work_split
+from teamtr.engines.paged import (
+    adapter_kernel,
+    drawing_kernels,
+    joined_layers,
+    kernels,
+    layout,
+    product_kernel,
+    reference,
+    sampler,
+    work_split,
+)
+from teamtr.engines.paged.buffers import DecodeBuffers, Seated
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
@@ -190,6 +201,57 @@ def decode_in_half_precision() -> None:
     torch.testing.assert_close(ours.float(), theirs, atol=1e-3, rtol=1e-3)
 
 
+def record() -> None:
+    """One kernel does to the buffers what torch does: rows that go on, that end by a token or by their limit, and seats
+    without work; before and after a token was fed."""
+    for width, fed in ((0, False), (1500, True)):
+        both = []
+        for way in ("torch", "kernel"):
+            buffers = DecodeBuffers(8, 6, 4, 2, torch.device("cpu"), kept_width=width)
+            given = [
+                Seated(k, np.zeros(3, np.int32), [1], np.zeros(t), frozenset({7}))
+                for k, t in ((0, 5), (5, 1), (2, 6), (3, 6))
+            ]
+            buffers.seat(given, 1)
+            buffers.step[4], buffers.token[:] = 4, torch.arange(len(buffers.token))
+            generator = torch.Generator().manual_seed(0)
+            ids = torch.tensor([9, 4, 5, 7, 6])
+            logp, features = torch.rand(5, generator=generator), torch.rand(5, 1500, generator=generator)
+            if way == "torch":
+                buffers.record(slice(0, 5), ids, logp, features, fed=fed)
+            else:
+                seats = (
+                    buffers.token,
+                    buffers.position,
+                    buffers.step,
+                    buffers.row,
+                    buffers.alive,
+                    buffers.limit,
+                    buffers.ends,
+                )
+                of = (buffers.ids, buffers.logp, buffers.kept)
+                drawing_kernels.record_tokens(ids, logp, features, tuple(state[:5] for state in seats), *of, fed=fed)
+            both.append([*buffers.seats, buffers.ids[:-1], buffers.logp[:-1], *([buffers.kept[:-1]] if width else [])])
+            assert buffers.alive[:6].tolist() == [False, True, False, False, True, False]
+            assert buffers.position[1:5].tolist() == [3 + fed] * 4
+        for ours, theirs in zip(*both, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def few_rows() -> None:
+    """Products of a decode step, gated and not, with a bias and without; rows and outputs that do not fill a tile."""
+    tiles = product_kernel.Tiles(16, 32, 64, 3)
+    for rows, bias in ((5, None), (33, torch.randn(96).half())):
+        x, weight = torch.randn(rows, 128).half(), (torch.randn(96, 128) / 11).half()
+        wide = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        with full_of_nonsense():
+            ours = product_kernel.product(x, weight, bias, tiles)
+            gated = product_kernel.gated_product(x, weight, bias, product_kernel.Tiles(16, 16, 32, 2))
+        torch.testing.assert_close(ours.float(), wide, atol=2e-3, rtol=2e-3)
+        gate, up = wide.chunk(2, 1)
+        torch.testing.assert_close(gated.float(), silu(gate) * up, atol=2e-3, rtol=2e-3)
+
+
 def rotate() -> None:
     for heads, kv_heads, dim, _ in SHAPES:
         tokens = 37
@@ -222,11 +284,11 @@ def draw_tokens() -> None:
         logits[0, 3] = -torch.inf
         uniform = torch.rand(6, dtype=torch.float64)
         uniform[1], uniform[2] = 0.0, 1 - 1e-9
-        a, b = kernels.draw_token(logits, uniform, 0.8), draw(logits / 0.8, uniform)
+        a, b = drawing_kernels.draw_token(logits, uniform, 0.8), draw(logits / 0.8, uniform)
         assert torch.equal(a[0], b[0])
         torch.testing.assert_close(a[1], b[1], atol=1e-5, rtol=1e-5)
         column = torch.stack([torch.rand_like(uniform), uniform], 1)[:, 1]  # as the plain path takes it from its table
-        assert torch.equal(kernels.draw_token(logits, column, 0.8)[0], b[0])
+        assert torch.equal(drawing_kernels.draw_token(logits, column, 0.8)[0], b[0])
 
 
 def whole_groups() -> None:
@@ -646,6 +708,8 @@ CHECKS = {
     "rotate": rotate,
     "prefill": prefill,
     "draw": draw_tokens,
+    "record": record,
+    "few rows": few_rows,
     "groups": whole_groups,
     "score": score,
     "features": score_features,

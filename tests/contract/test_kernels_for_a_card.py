@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from teamtr.engines.paged.buffers import MOST_ENDS
 from teamtr.engines.paged.work_split import Together, most_members
 from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.rotation import Rotation
@@ -18,13 +19,14 @@ pytestmark = pytest.mark.long
 HALVES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 
 triton = pytest.importorskip("triton", reason="triton is not installed (Linux only)")
+early_launch = pytest.importorskip("teamtr.engines.torch.early_launch")
 
 CARD = ("cuda", 90, 32)
 SHARED_MEMORY = 227 << 10
 """Of one program on that card."""
 NAMES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
-    torch.int32: "*i32", torch.int64: "*i64",
+    torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
 }  # fmt: skip
 
 
@@ -50,16 +52,20 @@ def compiled(monkeypatch, tmp_path) -> list[str]:
         )
         made = triton.compile(source, target=GPUTarget(*CARD), options=settings)
         assert made.metadata.shared <= SHARED_MEMORY
+        assert ("griddepcontrol.wait" in made.asm["ptx"]) == bool(options.get("launch_pdl"))
         done.append(self.__name__)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", compile_it)
+    monkeypatch.setattr(early_launch, "launches_early", lambda device: True)
     return done
 
 
 def _type(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return NAMES[value.dtype]
+    if hasattr(value, "block_shape"):
+        return f"tensordesc<{NAMES[value.base.dtype][1:]}{value.block_shape}>".replace(" ", "")
     return "fp32" if isinstance(value, float) else "i32"
 
 
@@ -131,10 +137,81 @@ def test_adapters_by_row(compiled, outputs, columns, rank, adapters, dtype):
 
 
 def test_drawing(compiled):
-    from teamtr.engines.paged import kernels
+    from teamtr.engines.paged import drawing_kernels
 
-    kernels.draw_token(torch.zeros(4, 151_936), torch.zeros(4, dtype=torch.float64))
-    assert compiled == ["_mass_kernel", "_pick_kernel"]
+    ids, logp = drawing_kernels.draw_token(torch.zeros(4, 151_936), torch.zeros(4, dtype=torch.float64))
+    whole, half = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    seats = (whole, half, whole, whole, torch.zeros(4, dtype=torch.bool), whole, torch.zeros(4, MOST_ENDS).long())
+    said, kept = torch.zeros(9, 16), torch.zeros(9, 16, 2048, dtype=torch.float16)
+    for of_rows in (None, kept):
+        drawing_kernels.record_tokens(
+            ids, logp, torch.zeros(4, 2048).half(), seats, said.long(), said, of_rows, fed=True
+        )
+    assert compiled == ["_mass_kernel", "_pick_kernel", "_record_kernel", "_record_kernel"]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_products_of_few_rows(compiled, dtype):
+    """All ways to cut them, with and without a bias; the shapes of Qwen3-1.7B, which has none, and of Qwen2.5-1.5B."""
+    from teamtr.engines.paged import product_kernel
+
+    cut, bias = set(), torch.zeros(4096, dtype=dtype)
+    for rows in (64, 128, 256):
+        x, weight = torch.zeros(rows, 2048, dtype=dtype), torch.zeros(4096, 2048, dtype=dtype)
+        for outputs in (2048, 4096):
+            tiles = product_kernel.plain_tiles(rows, outputs, 2048, 132)
+            if tiles is not None and tiles not in cut:
+                product_kernel.product(x, weight[:outputs], bias[:outputs] if rows == 128 else None, tiles)
+                cut.add(tiles)
+        product_kernel.gated_product(x, weight, bias, product_kernel.gated_tiles(rows, 4096, 2048, 132))
+    assert cut == set(product_kernel.WIDTHS)
+    assert compiled == ["_product_kernel"] * 7
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "found"),
+    [
+        (32, 4096, 2048, None), (96, 4096, 2048, None),  # rows that do not fill tiles
+        (64, 4096, 2048, 32), (128, 4096, 2048, 64), (256, 4096, 2048, 128), (384, 4096, 2048, None),
+        (128, 2048, 6144, 32), (256, 2048, 6144, None),  # torch is faster where much is to be computed
+        (64, 6144, 4096, None), (128, 10240, 4096, None),  # too few programs, or too many at once
+        (64, 2048, 2000, None),  # not whole tiles
+    ],
+)  # fmt: skip
+def test_a_product_is_cut_into_a_program_for_most_cores_or_left_to_torch(rows, outputs, inputs, found):
+    from teamtr.engines.paged.product_kernel import plain_tiles
+
+    tiles = plain_tiles(rows, outputs, inputs, 132)
+    assert (tiles and tiles.outputs) == found
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "found"),
+    [
+        (64, 24576, 4096, 64), (128, 12288, 2048, 64), (256, 12288, 2048, 128), (96, 12288, 2048, None),
+        (128, 24576, 4096, None), (256, 24576, 4096, None),  # more programs than run at once
+        (64, 100, 2048, None), (64, 12288, 100, None),
+    ],
+)  # fmt: skip
+def test_gate_and_up_are_one_product_where_all_programs_run_at_once(rows, outputs, inputs, found):
+    from teamtr.engines.paged.product_kernel import gated_tiles
+
+    tiles = gated_tiles(rows, outputs, inputs, 132)
+    assert (tiles and tiles.outputs) == found
+
+
+def test_early_launches_need_a_card_that_knows_them(monkeypatch):
+    device = torch.device("cuda", 0)
+    for capability, hip, found in (
+        ((9, 0), None, True),
+        ((12, 0), None, True),
+        ((8, 9), None, False),
+        ((9, 4), "7", False),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=capability: of)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert early_launch.launches_early.__wrapped__(device) is found
+    assert early_launch.early(torch.zeros(1)) == {"EARLY": False}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

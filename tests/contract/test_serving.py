@@ -548,7 +548,7 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, prefill, draw, score, features, narrow, own, copies"
+KERNELS = "decode, prefill, draw, record, few rows, score, features, narrow, own, copies"
 OTHERS = (
     "together, long together, rotate, learner, joined learner, rotated, half, half together, forbidden, between, "
     "other shapes together, groups"

@@ -49,7 +49,7 @@ class TokenSampler:
             best = logits_BV.max(-1)
             return best.indices, (best.values - best.values).float()  # 0, or NaN if the largest logit is not finite
         if logits_BV.device.type == "cuda" and self.everything:
-            from teamtr.engines.paged.kernels import draw_token
+            from teamtr.engines.paged.drawing_kernels import draw_token
 
             return draw_token(logits_BV, uniform_B, self.temperature)
         scaled_BV = logits_BV if self.temperature == 1.0 else logits_BV / self.temperature

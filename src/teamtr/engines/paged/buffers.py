@@ -167,10 +167,20 @@ class DecodeBuffers:
             state[: len(sequences)] = state[index]
         self.clear(len(sequences))
 
-    def record(self, here: slice, ids_N: Tensor, logp_N: Tensor, features_NH: Tensor) -> None:
-        """Store the tokens of these seats, with the features they were drawn from, and advance. Seats without work
+    def record(self, here: slice, ids_N: Tensor, logp_N: Tensor, features_NH: Tensor, *, fed: bool = False) -> None:
+        """Store the tokens of these seats, with the features they were drawn from, and advance. ``fed``: each of them
+        was drawn after its row's last token had been fed, so one more key and value is in the pages. Seats without work
         write to the spare row."""
+        if self.device.type == "cuda":
+            from teamtr.engines.paged.drawing_kernels import record_tokens
+
+            seats = (self.token, self.position, self.step, self.row, self.alive, self.limit, self.ends)
+            mine = tuple(state[here] for state in seats)
+            record_tokens(ids_N, logp_N, features_NH, mine, self.ids, self.logp, self.kept, fed=fed)
+            return
         alive_N, step_N = self.alive[here], self.step[here]
+        if fed:
+            self.position[here] += alive_N
         target_N = torch.where(alive_N, self.row[here], self.rows)
         self.ids.index_put_((target_N, step_N), ids_N)
         self.logp.index_put_((target_N, step_N), logp_N)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from teamtr.engines.paged import products as computing
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy
 from teamtr.engines.torch.attention import require_plain, rotated_attention
 from teamtr.engines.torch.joined_products import below_each_other
@@ -87,8 +88,14 @@ class Siblings:
             plain.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
             plain.forward = self._eldest if k == 0 else self._younger(k, layer)
 
+    def gated(self, x: Tensor) -> Tensor | None:
+        """silu(first) * second of two layers of one size, if one kernel computes all of it."""
+        if self.product != self._plain or len(set(self.sizes)) > 1:
+            return None
+        return computing.gated_product(x, self.weight, self.bias)
+
     def _plain(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight.to(x.dtype), self.bias)
+        return computing.product(x, self.weight, self.bias)
 
     def _eldest(self, x: Tensor) -> Tensor:
         parts = self.product(x).split(self.sizes, -1)

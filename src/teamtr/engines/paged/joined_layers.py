@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from teamtr.engines.paged.fused_linears import Siblings
+from teamtr.engines.paged.products import compute_by_product
 from teamtr.engines.torch.anatomy import epsilon_of
 from teamtr.engines.torch.known_layers import adds_twice, computed_by_kernels, hands_on, is_gated, is_rms_norm
 
@@ -60,8 +61,13 @@ def join_layers(stack: Stack, products: Mapping[nn.Module, Siblings]) -> None:
     carried = _Carried()
     for k, layer in enumerate(stack.layers):
         layer.forward = _layer_forward(layer, carried, first=k == 0)
+        last_of_attention = getattr(layer.self_attn, "o_proj", None)
+        if type(last_of_attention) is nn.Linear:
+            compute_by_product(last_of_attention)
     for gate in stack.gates:
         gate.forward = _gated_forward(gate, products.get(gate))
+        if type(gate.down_proj) is nn.Linear:
+            compute_by_product(gate.down_proj)
     stack.norm.forward = _last_norm_forward(stack.norm, carried)
 
 
@@ -112,10 +118,15 @@ def _gated_forward(module: Any, product: Siblings | None) -> Callable[[Tensor], 
         if not computed_by_kernels(x):
             said: Tensor = plain(x)
             return said
+        down: Tensor = module.down_proj(multiplied(x))
+        return down
+
+    def multiplied(x: Tensor) -> Tensor:
+        if product is not None and (found := product.gated(x)) is not None:
+            return found
         from teamtr.engines.torch.fused_layers import gated
 
-        down: Tensor = module.down_proj(gated(*read(x)))
-        return down
+        return gated(*read(x))
 
     def read(x: Tensor) -> tuple[Tensor, ...]:
         if product is None:

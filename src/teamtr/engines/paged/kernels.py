@@ -1,9 +1,9 @@
-"""Triton kernels of the sampler: attention over pages, and drawing a token with one read of the logits.
+"""Triton kernels of the sampler: attention over pages.
 
 Pages hold the keys and values of ``PAGE`` consecutive tokens: pool[layer, page, kv head, slot, dim]. A row's table
 lists its pages in order, so position p of a row is in page table[p // PAGE], slot p % PAGE.
 
-``reference.py`` has the same attention in plain torch, ``engines.sampling`` the same draw; tests compare them.
+``reference.py`` has the same in plain torch; tests compare them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from teamtr.engines.paged.work_split import Together, shares, splits
+from teamtr.engines.torch.early_launch import await_previous, early
 from teamtr.engines.torch.rotation import Rotation
 
 PAGE = 64
@@ -23,8 +24,6 @@ PAGE = 64
 TILE = 32
 """The tile that a program of a decode step reads from a row's own pages. The smaller a program, the more of them run at
 once, and the more reads are under way."""
-
-VOCABULARY_BLOCK = 2048
 
 
 @triton.jit
@@ -52,9 +51,11 @@ def _common_kernel(
     query_row, query_head, table_row, angle_row,
     MEMBERS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, SHARES: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the query heads of one kv head of all rows of a cluster, over its share of the pages that they begin
     with. Unused cluster entries have no pages."""
+    await_previous(EARLY)
     head, cluster, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(pages + cluster)
     if count == 0:
@@ -104,7 +105,7 @@ def _decode_kernel(
     query_row, query_head, key_row, key_head, value_row, value_head, table_row, angle_row,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-    SHARES: tl.constexpr,
+    SHARES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the query heads of one kv head of one row, over its share of the row's pages, TILE tokens at a time.
 
@@ -112,6 +113,7 @@ def _decode_kernel(
     SHARES, a row in a cluster starts from the sums that ``_common_kernel`` left in ``common``, and continues from its
     first page of its own; each of the row's programs adds different shares of these sums.
     """
+    await_previous(EARLY)
     head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     past = tl.load(length + row)
     g, d, s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, TILE)
@@ -195,9 +197,10 @@ def _decode_kernel(
 @triton.jit
 def _join_kernel(
     partial, partial_ml, out,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Combine the partial sums of one query head of one row."""
+    await_previous(EARLY)
     at = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
     best = tl.load(partial_ml + (at * SPLITS + s) * 2)
@@ -275,6 +278,7 @@ def decode_attention(
     kind: dict[str, Any] = {
         "GROUP": group, "DIM": dim, "BLOCK_D": block_d, "PAGE": PAGE, "KV_HEADS": kv_heads,
         "ROTATE": rotation is not None, "NORM": rotation is not None and rotation.query_weight_D is not None,
+        **early(out),
     }  # fmt: skip
     if together is not None:
         member_CM, pages_C, first_page = together
@@ -300,8 +304,9 @@ def decode_attention(
     )  # fmt: skip
     if parts > 1:
         _join_kernel[(rows * heads,)](
-            partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=max(1, parts // 16)
-        )
+            partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=max(1, parts // 16),
+            **early(out),
+        )  # fmt: skip
     return out
 
 
@@ -404,73 +409,3 @@ def prefill_attention(
         BLOCK_M=BLOCK_M, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _mass_kernel(logits, mass, vocabulary, blocks, inverse_temperature, BLOCK: tl.constexpr):
-    """Largest logit of one block of the vocabulary, and the sum of exponentials relative to it."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    v = block * BLOCK + tl.arange(0, BLOCK)
-    x = (
-        tl.load(logits + row * vocabulary + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
-        * inverse_temperature
-    )
-    best = tl.max(x, 0)
-    finite = tl.where(best > float("-inf"), best, 0.0)
-    total = tl.sum(tl.exp(x - finite).to(tl.float64), 0)
-    tl.store(mass + (row * blocks + block) * 2, best.to(tl.float64))
-    tl.store(mass + (row * blocks + block) * 2 + 1, total)
-
-
-@triton.jit
-def _pick_kernel(
-    logits, mass, uniform, chosen, logprob, vocabulary, blocks, inverse_temperature,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Find where the cumulative distribution reaches ``uniform``: first the block, then the token inside it."""
-    row = tl.program_id(0).to(tl.int64)
-    b = tl.arange(0, BLOCKS)
-    best_b = tl.load(mass + (row * blocks + b) * 2, mask=b < blocks, other=float("-inf"))
-    sum_b = tl.load(mass + (row * blocks + b) * 2 + 1, mask=b < blocks, other=0.0)
-    best = tl.max(best_b, 0)
-    mass_b = sum_b * tl.exp(best_b - best)
-    best = best.to(tl.float32)
-    total = tl.sum(mass_b, 0)
-    target = tl.load(uniform + row) * total
-    before_b = tl.cumsum(mass_b, 0) - mass_b
-    reached = (before_b <= target) & (mass_b > 0)
-    block = tl.max(tl.where(reached, b, 0), 0)
-    left = target - tl.sum(tl.where(b == block, before_b, 0.0), 0)
-
-    v = tl.arange(0, BLOCK)
-    at = block * BLOCK + v
-    x = (
-        tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
-        * inverse_temperature
-    )
-    mass_v = tl.exp(x - best).to(tl.float64)
-    before_v = tl.cumsum(mass_v, 0) - mass_v
-    index = tl.max(tl.where((before_v <= left) & (mass_v > 0), v, 0), 0)
-    score = tl.sum(tl.where(v == index, x, 0.0), 0)
-    tl.store(chosen + row, (block * BLOCK + index).to(tl.int64))
-    tl.store(logprob + row, score - best - tl.log(total).to(tl.float32))
-
-
-def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Draws a token per row by inverting the cumulative distribution at ``uniform_N`` (float64); returns tokens and
-    their log-probabilities. Reads the logits once; probabilities are summed in float64."""
-    logits_NV = logits_NV.float().contiguous()
-    uniform_N = uniform_N.contiguous()  # a column of the noise table is not
-    rows, vocabulary = logits_NV.shape
-    blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
-    mass = torch.empty(rows, blocks, 2, dtype=torch.float64, device=logits_NV.device)
-    chosen = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
-    logprob = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
-    _mass_kernel[(rows, blocks)](
-        logits_NV, mass, vocabulary, blocks, 1.0 / temperature, BLOCK=VOCABULARY_BLOCK, num_warps=4
-    )
-    _pick_kernel[(rows,)](
-        logits_NV, mass, uniform_N, chosen, logprob, vocabulary, blocks, 1.0 / temperature,
-        BLOCK=VOCABULARY_BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
-    )  # fmt: skip
-    return chosen, logprob

@@ -328,8 +328,7 @@ class Server:
         hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size].long())
         uniform = buffers.uniform[buffers.row[:size], buffers.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)
-        buffers.position[:size] += buffers.alive[:size]
-        buffers.record(slice(0, size), ids, logp, hidden)
+        buffers.record(slice(0, size), ids, logp, hidden, fed=True)
 
     def _capture(self, size: int, drawing: TokenSampler) -> Any:
         """Capture a step. All seats are inactive during the warm-up: it writes to pages only what the real step writes

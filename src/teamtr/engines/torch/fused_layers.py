@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from teamtr.engines.torch.early_launch import await_previous, early
+
 BLOCK = 1024
 power_of_2 = cache(triton.next_power_of_2)
 """The next power of two, cached because triton takes microseconds to compute it."""
@@ -24,9 +26,11 @@ power_of_2 = cache(triton.next_power_of_2)
 
 @triton.jit
 def _norm_kernel(
-    x, delta, weight, total, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x, delta, weight, total, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The norm of one token; with ``ADD``, of its sum with ``delta``, which is stored as well."""
+    await_previous(EARLY)
     n, h = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = h < WIDTH
     wide = tl.load(x + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
@@ -193,7 +197,7 @@ def _normed(
     out, total = torch.empty_like(x, dtype=dtype), x if delta is None else torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
         x, x if delta is None else delta, weight, total, out, epsilon, WIDTH=width,
-        BLOCK=power_of_2(width), ADD=delta is not None, num_warps=_warps(width),
+        BLOCK=power_of_2(width), ADD=delta is not None, num_warps=_warps(width), **early(x),
     )  # fmt: skip
     return out, total
 

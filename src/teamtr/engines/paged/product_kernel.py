@@ -1,0 +1,129 @@
+"""Triton kernel of a decode step's matrix products: some dozens to 256 rows times a weight, on Hopper cards.
+
+Such a product has too few rows to be worth several waves of programs. It is cut so that all programs run at once, and
+each has several tiles of the weight under way. It is launched early (``early_launch``), and gate and up are multiplied
+where they are computed. ``products.py`` says when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from teamtr.engines.torch.early_launch import await_previous, early
+
+ROWS = (64, 128, 256)
+"""Rows that it computes: captured steps whose tiles are all full. Tiles that reach beyond the last row are slow."""
+LARGEST = 128 * 6144
+"""Rows times inputs above which torch is faster."""
+FULL = 0.9
+"""Share of the cores that must have a program."""
+
+
+class Tiles(NamedTuple):
+    """The part of a product that one program computes; the inputs that it reads at a time, and how many such tiles are
+    under way; and how many such programs a core runs at once."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    stages: int
+    per_core: int = 1
+
+
+WIDTHS = (Tiles(64, 16, 256, 4), Tiles(64, 32, 256, 4), Tiles(64, 64, 128, 6), Tiles(64, 128, 128, 4))
+GATED = {64: Tiles(64, 64, 64, 4, 3), 128: Tiles(128, 64, 64, 4, 2), 256: Tiles(64, 128, 64, 3, 3)}
+"""By the number of rows, for gate and up together."""
+
+
+def plain_tiles(rows: int, outputs: int, inputs: int, cores: int) -> Tiles | None:
+    """How to cut a product into one program for nearly every core; None if torch computes it."""
+    if rows not in ROWS or rows * inputs > LARGEST:
+        return None
+    fitting = (tiles for tiles in WIDTHS if outputs % tiles.outputs == inputs % tiles.inputs == 0)
+    return next((tiles for tiles in fitting if FULL * cores <= _programs(rows, outputs, tiles) <= cores), None)
+
+
+def gated_tiles(rows: int, outputs: int, inputs: int, cores: int) -> Tiles | None:
+    """The same for gate and up side by side, ``outputs`` of both together, with all programs running at once."""
+    tiles = GATED.get(rows)
+    if tiles is None or outputs % tiles.outputs or inputs % tiles.inputs:
+        return None
+    return tiles if _programs(rows, outputs, tiles) <= tiles.per_core * cores else None
+
+
+def _programs(rows: int, outputs: int, tiles: Tiles) -> int:
+    return triton.cdiv(rows, tiles.rows) * (outputs // tiles.outputs)
+
+
+@triton.jit
+def _product_kernel(
+    x_tiles, weight_tiles, bias, out, rows, outputs, inputs,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows and OUTPUTS outputs of x @ weight.T. Programs of the same outputs follow each other, so
+    that they read the weight together. With GATED, the weight is [2, outputs, inputs], half of the outputs are of the
+    gate, the other half what it multiplies, and silu(gate) * up is stored."""
+    await_previous(EARLY)
+    row_tiles = tl.cdiv(rows, ROWS)
+    first_row, tile = tl.program_id(0) % row_tiles * ROWS, tl.program_id(0) // row_tiles
+    n = first_row + tl.arange(0, ROWS)
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for start in range(0, inputs, INPUTS):
+        x = x_tiles.load([first_row, start])
+        if GATED:
+            part = tl.reshape(weight_tiles.load([0, tile * (OUTPUTS // 2), start]), [OUTPUTS, INPUTS])
+        else:
+            part = weight_tiles.load([tile * OUTPUTS, start])
+        total = tl.dot(x, tl.trans(part), total)
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(total, [ROWS, 2, OUTPUTS // 2]), (0, 2, 1)))
+        o = tile * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
+        if BIAS:
+            gate += tl.load(bias + o).to(tl.float32)[None, :]
+            up += tl.load(bias + outputs + o).to(tl.float32)[None, :]
+        found = gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        o = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+        found = total
+        if BIAS:
+            found += tl.load(bias + o).to(tl.float32)[None, :]
+    at = n.to(tl.int64)[:, None] * outputs + o[None, :]
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=(n < rows)[:, None])
+
+
+def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tiles: Tiles) -> Tensor:
+    """x @ weight.T + bias."""
+    outputs, inputs = weight_OI.shape
+    weight_tiles = TensorDescriptor.from_tensor(weight_OI, [tiles.outputs, tiles.inputs])
+    return _launch(x_NI, weight_tiles, bias_O, outputs, inputs, tiles, gated=False)
+
+
+def gated_product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tiles: Tiles) -> Tensor:
+    """silu(gate) * up, for a weight with gate's outputs above up's."""
+    outputs, inputs = weight_OI.shape[0] // 2, weight_OI.shape[1]
+    halves = weight_OI.view(2, outputs, inputs)
+    weight_tiles = TensorDescriptor.from_tensor(halves, [2, tiles.outputs // 2, tiles.inputs])
+    return _launch(x_NI, weight_tiles, bias_O, outputs, inputs, tiles, gated=True)
+
+
+def _launch(
+    x_NI: Tensor, weight_tiles: TensorDescriptor, bias_O: Tensor | None, outputs: int, inputs: int, tiles: Tiles, *,
+    gated: bool,
+) -> Tensor:  # fmt: skip
+    rows = len(x_NI)
+    out_NO = torch.empty(rows, outputs, dtype=x_NI.dtype, device=x_NI.device)
+    width = tiles.outputs // 2 if gated else tiles.outputs
+    _product_kernel[(triton.cdiv(rows, tiles.rows) * (outputs // width),)](
+        TensorDescriptor.from_tensor(x_NI, [tiles.rows, tiles.inputs]), weight_tiles,
+        out_NO if bias_O is None else bias_O, out_NO, rows, outputs, inputs,
+        ROWS=tiles.rows, OUTPUTS=tiles.outputs, INPUTS=tiles.inputs, GATED=gated, BIAS=bias_O is not None,
+        num_warps=4, num_stages=tiles.stages, **early(x_NI),
+    )  # fmt: skip
+    return out_NO

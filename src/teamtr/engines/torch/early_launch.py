@@ -1,0 +1,39 @@
+"""Launches a kernel early: it is placed on the card while the previous kernel still runs, and waits for its end.
+
+Hopper cards can do this (programmatic dependent launch). Otherwise a card is idle for a moment between two kernels, and
+a decode step has hundreds of them. A kernel that is launched early begins with ``await_previous``, before it reads or
+writes anything, so that it sees what it would have seen anyway.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def await_previous(EARLY: tl.constexpr):
+    """Wait for the previous kernel's end, and let the next one be placed. Each kernel waits for the one before it, so
+    all earlier ones have ended as well."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+def early(x: Tensor) -> dict[str, Any]:
+    """Launch options of a kernel on the device of ``x``; it must have ``EARLY`` among its arguments."""
+    return {"EARLY": True, "launch_pdl": True} if launches_early(x.device) else {"EARLY": False}
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether this is a card that launches kernels early."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
