@@ -19,7 +19,10 @@ from torch import Tensor
 
 from common import SHAPES, report, so_far, wait, whole_numbers
 from teamtr.engines.paged import products
+from teamtr.engines.paged.product_kernel import plain_tiles
 from teamtr.engines.torch.early_launch import launches_early
+from teamtr.engines.torch.fused_layers import gated as multiplied
+from teamtr.engines.torch.fused_layers import with_room
 
 ENOUGH_BYTES = 1 << 30
 """Bytes of weights in a graph."""
@@ -56,24 +59,20 @@ def captured_us(work: Callable[[], Any], times: int) -> float:
 
 
 def by_torch(x: Tensor, weight: Tensor, gated: bool) -> Tensor:
-    from teamtr.engines.torch import fused_layers
-
     found = torch.nn.functional.linear(x, weight)
-    return fused_layers.gated(*found.chunk(2, -1)) if gated else found
+    return multiplied(*found.chunk(2, -1)) if gated else found
 
 
 def by_kernel(x: Tensor, weight: Tensor, gated: bool) -> Tensor | None:
     if gated:
         return products.gated_product(x, weight, None)
-    from teamtr.engines.paged.product_kernel import plain_tiles
-
     cores = torch.cuda.get_device_properties(x.device).multi_processor_count
     return products.product(x, weight, None) if plain_tiles(len(x), *weight.shape, cores) else None
 
 
 def measured(rows: int, outputs: int, inputs: int, gated: bool) -> dict[str, float]:
     count = max(8, ENOUGH_BYTES // (2 * outputs * inputs))
-    x = torch.randn(rows, inputs, device="cuda").half()
+    x = with_room(rows, inputs, torch.empty(0, dtype=torch.float16, device="cuda")).normal_()
     weights = [(torch.randn(outputs, inputs, device="cuda") * inputs**-0.5).half() for _ in range(count)]
     found = {"torch": captured_us(lambda: [by_torch(x, weight, gated) for weight in weights], count)}
     if (ours := by_kernel(x, weights[0], gated)) is not None:
@@ -90,7 +89,7 @@ def measured(rows: int, outputs: int, inputs: int, gated: bool) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="0.6b,1.7b,4b,8b", help="by comma (default: %(default)s)")
-    parser.add_argument("--rows", type=whole_numbers, default=(64, 128, 256))
+    parser.add_argument("--rows", type=whole_numbers, default=(8, 16, 32, 64, 96, 128, 256))
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     if unknown := set(a.shapes.split(",")) - set(SHAPES):

@@ -239,17 +239,23 @@ def record() -> None:
 
 
 def few_rows() -> None:
-    """Products of a decode step, gated and not, with a bias and without; rows and outputs that do not fill a tile."""
-    tiles = product_kernel.Tiles(16, 32, 64, 3)
-    for rows, bias in ((5, None), (33, torch.randn(96).half())):
-        x, weight = torch.randn(rows, 128).half(), (torch.randn(96, 128) / 11).half()
-        wide = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    """Products of a decode step, gated and not, with a bias and without. Rows that do not fill a tile are followed by
+    nonsense, which changes nothing."""
+    for rows, bias in ((5, None), (70, torch.randn(96).half())):
         with full_of_nonsense():
-            ours = product_kernel.product(x, weight, bias, tiles)
-            gated = product_kernel.gated_product(x, weight, bias, product_kernel.Tiles(16, 16, 32, 2))
+            x = fused_layers.with_room(rows, 128, torch.zeros(1).half())
+        x.copy_(torch.randn(rows, 128))
+        weight = (torch.randn(96, 128) / 11).half()
+        wide = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        assert product_kernel.has_room(x)
+        assert not product_kernel.has_room(x.clone())
+        with full_of_nonsense():
+            ours = product_kernel.product(x, weight, bias, product_kernel.Tiles(16, 32, 64, 3))
+            gated = product_kernel.gated_product(x, weight, bias, product_kernel.Tiles(32, 16, 32, 2))
         torch.testing.assert_close(ours.float(), wide, atol=2e-3, rtol=2e-3)
         gate, up = wide.chunk(2, 1)
         torch.testing.assert_close(gated.float(), silu(gate) * up, atol=2e-3, rtol=2e-3)
+        assert product_kernel.has_room(ours)
 
 
 def rotate() -> None:

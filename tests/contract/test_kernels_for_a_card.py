@@ -158,6 +158,7 @@ def test_products_of_few_rows(compiled, dtype):
     cut, bias = set(), torch.zeros(4096, dtype=dtype)
     for rows in (64, 128, 256):
         x, weight = torch.zeros(rows, 2048, dtype=dtype), torch.zeros(4096, 2048, dtype=dtype)
+        assert product_kernel.has_room(x)
         for outputs in (2048, 4096):
             tiles = product_kernel.plain_tiles(rows, outputs, 2048, 132)
             if tiles is not None and tiles not in cut:
@@ -171,8 +172,8 @@ def test_products_of_few_rows(compiled, dtype):
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "found"),
     [
-        (32, 4096, 2048, None), (96, 4096, 2048, None),  # rows that do not fill tiles
-        (64, 4096, 2048, 32), (128, 4096, 2048, 64), (256, 4096, 2048, 128), (384, 4096, 2048, None),
+        (8, 4096, 2048, 32), (64, 4096, 2048, 32), (96, 4096, 2048, 64), (128, 4096, 2048, 64),
+        (192, 4096, 2048, None), (256, 4096, 2048, 128), (384, 4096, 2048, None),  # of many rows, those that fill tiles
         (128, 2048, 6144, 32), (256, 2048, 6144, None),  # torch is faster where much is to be computed
         (64, 6144, 4096, None), (128, 10240, 4096, None),  # too few programs, or too many at once
         (64, 2048, 2000, None),  # not whole tiles
@@ -188,7 +189,8 @@ def test_a_product_is_cut_into_a_program_for_most_cores_or_left_to_torch(rows, o
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "found"),
     [
-        (64, 24576, 4096, 64), (128, 12288, 2048, 64), (256, 12288, 2048, 128), (96, 12288, 2048, None),
+        (64, 24576, 4096, 64), (128, 12288, 2048, 64), (256, 12288, 2048, 128), (8, 12288, 2048, 64),
+        (192, 12288, 2048, None),
         (128, 24576, 4096, None), (256, 24576, 4096, None),  # more programs than run at once
         (64, 100, 2048, None), (64, 12288, 100, None),
     ],

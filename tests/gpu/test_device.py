@@ -609,3 +609,73 @@ def test_the_memory_plan_is_above_what_is_used():
     planned = plan_memory(session).total
     used = rehearse(session)["peak_gb"] * GB - before
     assert used <= planned
+
+
+# -- products of few rows --------------------------------------------------------------------------------------------
+
+
+@needs_card
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [5, 64, 100, 128, 256])
+def test_products_of_few_rows_are_those_of_torch(rows, bias):
+    """Plain and gated; what lies behind the last row changes nothing."""
+    from teamtr.engines.paged import product_kernel, products
+    from teamtr.engines.torch.fused_layers import with_room
+
+    cores = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    outputs, inputs = 4096, 2048
+    memory = torch.randn(256, inputs, device=DEVICE).half()
+    room = with_room(rows, inputs, memory)
+    room.as_strided((product_kernel.whole_tiles(rows), inputs), (inputs, 1)).fill_(torch.nan)
+    room.copy_(memory[:rows])
+    weight = (torch.randn(outputs, inputs, device=DEVICE) * inputs**-0.5).half()
+    added = torch.randn(outputs, device=DEVICE).half() if bias else None
+    wide = torch.nn.functional.linear(room.float(), weight.float(), None if added is None else added.float())
+    gate, up = wide.chunk(2, 1)
+    assert product_kernel.plain_tiles(rows, outputs, inputs, cores) is not None, "this test is of an H100 or H200"
+    for ours, exact in (
+        (products.product(room[None], weight, added), wide),
+        (products.gated_product(room[None], weight, added), torch.nn.functional.silu(gate) * up),
+    ):
+        assert float((ours[0].float() - exact).norm() / exact.norm()) < 1e-3
+    torch_computes = products.product(
+        memory[:rows].clone(), weight, added
+    )  # it has no room, unless its rows fill tiles
+    assert float((torch_computes.float() - wide).norm() / wide.norm()) < 1e-3
+
+
+@needs_card
+def test_kernels_that_are_launched_early_see_what_was_written_before(monkeypatch):
+    """Forty layers of norm, product, gated product and norm: captured with early launches, to the bit what each kernel
+    computes if it is launched when the previous one has ended."""
+    from teamtr.engines.paged import products
+    from teamtr.engines.torch import early_launch
+    from teamtr.engines.torch.fused_layers import add_norm
+
+    width, scale = 2048, torch.ones(2048, device=DEVICE).half()
+    wide, narrow = (
+        (torch.randn(*shape, device=DEVICE) * shape[1] ** -0.5).half() for shape in ((8192, width), (width, 4096))
+    )
+    start = torch.randn(1, 96, width, device=DEVICE).half()
+
+    def layers() -> torch.Tensor:
+        x, delta = start, start
+        for _ in range(40):
+            x, normed = add_norm(x, delta, scale, 1e-6, x.dtype)
+            delta = products.product(products.gated_product(normed, wide, None), narrow, None)
+        return x + delta
+
+    assert early_launch.early(start)["EARLY"], "this test is of an H100 or H200"
+    with torch.no_grad():
+        layers()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = layers()
+        said = []
+        for _ in range(20):
+            graph.replay()
+            said.append(found.clone())
+        for module in ("torch.fused_layers", "paged.product_kernel"):
+            monkeypatch.setattr(f"teamtr.engines.{module}.early", lambda x: {"EARLY": False})
+        one_by_one = layers()
+    assert all(torch.equal(one, one_by_one) for one in said)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from teamtr.engines.paged.work_split import Together, shares, splits
 from teamtr.engines.torch.early_launch import await_previous, early
+from teamtr.engines.torch.fused_layers import with_room
 from teamtr.engines.torch.rotation import Rotation
 
 PAGE = 64
@@ -268,7 +269,7 @@ def decode_attention(
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
     parts, common_parts = splits(rows, kv_heads), 0 if together is None else shares(rows, kv_heads)
-    out = torch.empty(rows, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    out = with_room(rows, heads * dim, query_NHD).view(rows, heads, dim)
     partial = partial_ml = common = common_ml = first_page = out
     if parts > 1:
         partial, partial_ml = _room_for_sums(out, parts)

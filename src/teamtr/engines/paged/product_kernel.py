@@ -1,4 +1,4 @@
-"""Triton kernel of a decode step's matrix products: some dozens to 256 rows times a weight, on Hopper cards.
+"""Triton kernel of a decode step's matrix products: up to 256 rows times a weight, on Hopper cards.
 
 Such a product has too few rows to be worth several waves of programs. It is cut so that all programs run at once, and
 each has several tiles of the weight under way. It is launched early (``early_launch``), and gate and up are multiplied
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from teamtr.engines.torch.early_launch import await_previous, early
+from teamtr.engines.torch.fused_layers import TILE_ROWS, with_room
 
-ROWS = (64, 128, 256)
-"""Rows that it computes: captured steps whose tiles are all full. Tiles that reach beyond the last row are slow."""
+LARGE = (128, 256)
+"""Of more rows than the first, it computes the products of the second number only, which fill their tiles."""
 LARGEST = 128 * 6144
-"""Rows times inputs above which torch is faster."""
+"""Rows times inputs, in whole tiles, above which torch is faster."""
 FULL = 0.9
 """Share of the cores that must have a program."""
 
@@ -38,23 +38,38 @@ class Tiles(NamedTuple):
 
 WIDTHS = (Tiles(64, 16, 256, 4), Tiles(64, 32, 256, 4), Tiles(64, 64, 128, 6), Tiles(64, 128, 128, 4))
 GATED = {64: Tiles(64, 64, 64, 4, 3), 128: Tiles(128, 64, 64, 4, 2), 256: Tiles(64, 128, 64, 3, 3)}
-"""By the number of rows, for gate and up together."""
+"""By the number of rows in whole tiles, for gate and up together."""
 
 
 def plain_tiles(rows: int, outputs: int, inputs: int, cores: int) -> Tiles | None:
     """How to cut a product into one program for nearly every core; None if torch computes it."""
-    if rows not in ROWS or rows * inputs > LARGEST:
+    room = whole_tiles(rows)
+    if room is None or room * inputs > LARGEST:
         return None
     fitting = (tiles for tiles in WIDTHS if outputs % tiles.outputs == inputs % tiles.inputs == 0)
-    return next((tiles for tiles in fitting if FULL * cores <= _programs(rows, outputs, tiles) <= cores), None)
+    return next((tiles for tiles in fitting if FULL * cores <= _programs(room, outputs, tiles) <= cores), None)
 
 
 def gated_tiles(rows: int, outputs: int, inputs: int, cores: int) -> Tiles | None:
     """The same for gate and up side by side, ``outputs`` of both together, with all programs running at once."""
-    tiles = GATED.get(rows)
-    if tiles is None or outputs % tiles.outputs or inputs % tiles.inputs:
+    room = whole_tiles(rows)
+    if room is None or outputs % (tiles := GATED[room]).outputs or inputs % tiles.inputs:
         return None
-    return tiles if _programs(rows, outputs, tiles) <= tiles.per_core * cores else None
+    return tiles if _programs(room, outputs, tiles) <= tiles.per_core * cores else None
+
+
+def whole_tiles(rows: int) -> int | None:
+    """Rows in whole tiles; None if torch computes the products of so many."""
+    few, many = LARGE
+    return triton.cdiv(rows, TILE_ROWS) * TILE_ROWS if rows <= few else many if rows == many else None
+
+
+def has_room(x_NI: Tensor) -> bool:
+    """Whether the memory of these rows holds whole tiles of them. Tiles that reach beyond a tensor are slow, so what
+    lies behind the last row is read, too; what is computed from it is not stored."""
+    room, storage = whole_tiles(len(x_NI)), x_NI.untyped_storage()
+    end = None if room is None else (x_NI.storage_offset() + room * x_NI.shape[1]) * x_NI.element_size()
+    return end is not None and x_NI.is_contiguous() and end <= storage.nbytes()
 
 
 def _programs(rows: int, outputs: int, tiles: Tiles) -> int:
@@ -117,11 +132,14 @@ def _launch(
     x_NI: Tensor, weight_tiles: TensorDescriptor, bias_O: Tensor | None, outputs: int, inputs: int, tiles: Tiles, *,
     gated: bool,
 ) -> Tensor:  # fmt: skip
-    rows = len(x_NI)
-    out_NO = torch.empty(rows, outputs, dtype=x_NI.dtype, device=x_NI.device)
+    rows, room = len(x_NI), whole_tiles(len(x_NI))
+    assert room is not None
+    assert has_room(x_NI)
+    x_RI = x_NI.as_strided((room, inputs), (inputs, 1))
+    out_NO = with_room(rows, outputs, x_NI)
     width = tiles.outputs // 2 if gated else tiles.outputs
     _product_kernel[(triton.cdiv(rows, tiles.rows) * (outputs // width),)](
-        TensorDescriptor.from_tensor(x_NI, [tiles.rows, tiles.inputs]), weight_tiles,
+        TensorDescriptor.from_tensor(x_RI, [tiles.rows, tiles.inputs]), weight_tiles,
         out_NO if bias_O is None else bias_O, out_NO, rows, outputs, inputs,
         ROWS=tiles.rows, OUTPUTS=tiles.outputs, INPUTS=tiles.inputs, GATED=gated, BIAS=bias_O is not None,
         num_warps=4, num_stages=tiles.stages, **early(x_NI),

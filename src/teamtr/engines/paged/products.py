@@ -1,4 +1,4 @@
-"""Chooses who computes a product of the sampling copy: our own kernel in steps of some dozens of rows, or torch."""
+"""Chooses who computes a product of the sampling copy: our own kernel in steps of few rows, or torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def product(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, Tensor) and (cores := _cores(x, weight)) is not None:
         from teamtr.engines.paged import product_kernel
 
-        rows, (outputs, inputs) = x.numel() // x.shape[-1], weight.shape
-        if (tiles := product_kernel.plain_tiles(rows, outputs, inputs, cores)) is not None:
-            found = product_kernel.product(x.reshape(rows, inputs), weight, bias, tiles)
-            return found.view(*x.shape[:-1], outputs)
+        outputs, inputs = weight.shape
+        x_NI = x.reshape(-1, inputs)
+        tiles = product_kernel.plain_tiles(len(x_NI), outputs, inputs, cores)
+        if tiles is not None and product_kernel.has_room(x_NI):
+            return product_kernel.product(x_NI, weight, bias, tiles).view(*x.shape[:-1], -1)
     return linear(x, weight.to(x.dtype), bias)
 
 
@@ -32,10 +33,12 @@ def gated_product(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tenso
         return None
     from teamtr.engines.paged import product_kernel
 
-    rows, (outputs, inputs) = x.numel() // x.shape[-1], weight.shape
-    if (tiles := product_kernel.gated_tiles(rows, outputs, inputs, cores)) is None:
+    outputs, inputs = weight.shape
+    x_NI = x.reshape(-1, inputs)
+    tiles = product_kernel.gated_tiles(len(x_NI), outputs, inputs, cores)
+    if tiles is None or not product_kernel.has_room(x_NI):
         return None
-    return product_kernel.gated_product(x.reshape(rows, inputs), weight, bias, tiles).view(*x.shape[:-1], -1)
+    return product_kernel.gated_product(x_NI, weight, bias, tiles).view(*x.shape[:-1], -1)
 
 
 def compute_by_product(layer: Any) -> None:

@@ -24,6 +24,17 @@ power_of_2 = cache(triton.next_power_of_2)
 """The next power of two, cached because triton takes microseconds to compute it."""
 
 
+TILE_ROWS = 64
+MOST_ROWS = 256
+
+
+def with_room(rows: int, width: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A new [rows, width] on the device of ``like``. If the rows are few, there is memory for whole tiles of them, so
+    that a product can read beyond the last row (``paged.product_kernel``)."""
+    room = -(-rows // TILE_ROWS) * TILE_ROWS if rows <= MOST_ROWS else rows
+    return torch.empty(room, width, dtype=dtype or like.dtype, device=like.device)[:rows]
+
+
 @triton.jit
 def _norm_kernel(
     x, delta, weight, total, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
@@ -194,7 +205,8 @@ def _normed(
 ) -> tuple[Tensor, Tensor]:
     """The norm of x, and x; or with ``delta``, the norm of their sum, and the sum."""
     width = x.shape[-1]
-    out, total = torch.empty_like(x, dtype=dtype), x if delta is None else torch.empty_like(x)
+    out = with_room(x.numel() // width, width, x, dtype).view(x.shape)
+    total = x if delta is None else torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
         x, x if delta is None else delta, weight, total, out, epsilon, WIDTH=width,
         BLOCK=power_of_2(width), ADD=delta is not None, num_warps=_warps(width), **early(x),
