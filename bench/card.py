@@ -10,7 +10,7 @@ OUT/NAME.done and not run again unless its command changes. A job that exceeds i
 and the next one starts; its output is kept. If no jobs are named, those that were cut off or failed are tried again
 after all others. The exit status is 0 if all of them are done.
 
-On an H200 whose host takes 10 to 16 s to import torch and transformers, all jobs take 4,090 s by earlier figures, and
+On an H200 whose host takes 10 to 16 s to import torch and transformers, all jobs take 4,190 s by earlier figures, and
 the first four 730 s: the time until a team and TRL's model are better, the first token, and a stage compared with its
 rivals. With ``--for``, a job starts if the time that it takes is left, and is cut off when the time is up.
 
@@ -119,6 +119,10 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
             "--shape tiny --messages 16 --context 32 --tokens 16"),
         Job("rollout", 180, 240, "bench/rollout.py --shape 1.7b --profile --skip 'continuous batching' --json",
             "--shape tiny --rows 4 --prompt 16 --new 4"),
+        Job("products", 60, 90, "bench/products.py --json", "--shapes tiny --rows 8"),
+        Job("steps", 40, 60, "bench/rollout.py --shape 1.7b --precision fp16 --new 96 "
+            "--by-rows 8,16,32,48,64,96,128,192,256 --json", "--shape tiny --precision fp32 --prompt 16 --new 4 "
+            "--by-rows 4,8"),
         Job("long", 230, 330, "bench/long.py --shape 1.7b --tokens 32768 --pieces 2 --radius 5 --json",
             "--shape tiny --tokens 64 --episodes 4"),
         Job("long8", 290, 400, "bench/long.py --shape 8b --one-copy --tokens 8192 --radius 1.25 --json",

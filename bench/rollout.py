@@ -3,6 +3,7 @@
     python bench/rollout.py --shape 1.7b                    # on a GPU: 256 rows of 256 + 128 tokens, bf16
     python bench/rollout.py --shape tiny --rows 16 --prompt 64 --new 32     # on a CPU
     python bench/rollout.py --profile                       # and the kernels of a decode step
+    python bench/rollout.py --by-rows 8,64,256              # our decode step alone, by the number of rows
 
 "decode" is tokens per second of decoding only; "whole" includes the prefill. The floor is the time to read the weights
 and all keys and values once per token, at the bandwidth of a copy measured in the same run. Ours is the better of two
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from common import (
     seconds,
     so_far,
     wait,
+    whole_numbers,
 )
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
@@ -43,12 +46,15 @@ TEMPERATURE = 0.8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, profiled: bool) -> dict[str, float]:
+def our_server(model: Any, *, compiled: bool) -> Server:
     gpu = device().type == "cuda"
     copy = SamplingCopy(model, next(model.parameters()).dtype, device(), joins_layers=not compiled)
     copy.fill(model, None, version="bench", base="")
-    server = Server(copy, pool_bytes=(40 << 30) if gpu else (1 << 30), graphs=gpu, compiled=compiled)
-    calls = iter(range(1000))
+    return Server(copy, pool_bytes=(40 << 30) if gpu else (1 << 30), graphs=gpu, compiled=compiled)
+
+
+def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, profiled: bool) -> dict[str, float]:
+    server, calls = our_server(model, compiled=compiled), count()
 
     def sample(tokens: int, rows: list[np.ndarray] = prompts, version: str | None = None) -> Callable[[], Any]:
         noise = uniforms(1, len(rows), tokens)
@@ -74,6 +80,28 @@ def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, pro
         "prompts known": rows * new / seconds(sample(new, version="known")),
         "first call s": started,
     }
+
+
+def step_ms(server: Server, prompts: list[np.ndarray], new: int, calls: Iterator[int]) -> float:
+    """Milliseconds of our decode step: the fastest of three calls without the fastest of three prefills."""
+
+    def sample(tokens: int) -> float:
+        noise, version = uniforms(1, len(prompts), tokens), f"v{next(calls)}"
+        drawing = TokenSampler(TEMPERATURE)
+        return seconds(lambda: server.sample(version, prompts, noise, drawing=drawing, end_ids=frozenset()))
+
+    for tokens in (new, 1):
+        sample(tokens)  # captures what is replayed later
+    whole, first = (min(sample(tokens) for _ in range(3)) for tokens in (new, 1))
+    return 1000 * (whole - first) / (new - 1)
+
+
+def by_rows(model: Any, rows: Sequence[int], prompt: int, new: int) -> list[tuple[int, float, float]]:
+    """For each number of rows: milliseconds of our decode step, and tokens per second."""
+    server, calls = our_server(model, compiled=False), count()
+    prompts = random_prompts(np.random.default_rng(0), max(rows), prompt, model.config.vocab_size)
+    found = [(n, step_ms(server, prompts[:n], new, calls)) for n in rows]
+    return [(n, ms, 1000 * n / ms) for n, ms in found]
 
 
 def generate(model: Any, prompts: list[np.ndarray], new: int, **options: Any) -> dict[str, float]:
@@ -120,12 +148,18 @@ def main() -> None:
     parser.add_argument(
         "--precision", choices=("bf16", "fp16", "fp32"), default="bf16" if torch.cuda.is_available() else "fp32"
     )
+    parser.add_argument("--by-rows", type=whole_numbers, help="our decode step for these numbers of rows, and no more")
     parser.add_argument("--profile", action="store_true", help="the kernels of our decode step, to stderr")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     gpu = torch.cuda.is_available()
     dtype = DTYPES[a.precision]
     model = make_model(a.shape, dtype)
+    if a.by_rows:
+        found = by_rows(model, a.by_rows, a.prompt, a.new)
+        title = f"{a.shape}, {a.prompt} + {a.new} tokens, {a.precision}: a decode step"
+        report(title, ("rows", "ms", "tokens/s"), found, {"benchmark": "rollout", **vars(a), "steps": found}, a.json)
+        return
     prompts = random_prompts(np.random.default_rng(0), a.rows, a.prompt, SHAPES[a.shape]["vocab_size"])
 
     shape = SHAPES[a.shape]

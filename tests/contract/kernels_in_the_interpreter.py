@@ -28,6 +28,7 @@ from teamtr.engines.paged import (
     sampler,
     work_split,
 )
+from teamtr.engines.paged import products as products_of_few_rows
 from teamtr.engines.paged.buffers import DecodeBuffers, Seated
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
@@ -316,13 +317,28 @@ def whole_groups() -> None:
     calls: Counter[str] = Counter()
     for name in ("norm", "add_norm", "gated"):
         setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
-    ours = server.sample("v", prompts, uniforms(5, 7, 6), drawing=TokenSampler(), end_ids=policy.end_ids)
+    for name in ("product", "gated_product"):
+        setattr(product_kernel, name, _counting(name, getattr(product_kernel, name), calls))
+    theirs = policy.sample(prompts, uniforms(5, len(prompts), 6))
+    cut = [lambda *_: None, lambda rows, *_: product_kernel.whole_tiles(rows) and product_kernel.Tiles(16, 16, 16, 2)]
+    products_of_few_rows.computed_by_kernels, products_of_few_rows._cores = lambda _: True, lambda _: 1
+    for by_kernel, tiles in enumerate(cut):
+        calls.clear()
+        product_kernel.plain_tiles = product_kernel.gated_tiles = tiles
+        ours = server.sample(
+            f"v{by_kernel}", prompts, uniforms(5, 7, 6), drawing=TokenSampler(), end_ids=policy.end_ids
+        )
+        assert calls["add_norm"] == 4 * calls["norm"], (
+            "of two layers: all sums but the first, which nothing is added to"
+        )
+        assert calls["gated"] + calls["gated_product"] == 2 * calls["norm"] > 0
+        # of every step: gate and up; query, key and value, attention's last product, and down; prefills are torch's
+        assert calls["product"] == 3 * calls["gated_product"]
+        assert (calls["gated_product"] > 0) == by_kernel
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
     layout._computing = plain
-    assert calls["add_norm"] == 4 * calls["norm"], "of two layers: all sums but the first, which nothing is added to"
-    assert calls["gated"] == 2 * calls["norm"] > 0
-    for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 6)), strict=True):
-        assert a.token_ids.tolist() == b.token_ids.tolist()
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
     assert len({len(a.token_ids) for a in ours}) > 2
 
 

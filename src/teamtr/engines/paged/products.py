@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,33 +12,41 @@ from torch.nn.functional import linear
 from teamtr.engines.torch.known_layers import computed_by_kernels
 from teamtr.engines.torch.row_scaled import FrozenWeight, kept_weight
 
+if TYPE_CHECKING:  # its module needs triton
+    from teamtr.engines.paged.product_kernel import Tiles
+
 
 def product(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias."""
-    if isinstance(weight, Tensor) and (cores := _cores(x, weight)) is not None:
+    if isinstance(weight, Tensor) and (tiles := tiles_of(x, weight)) is not None:
         from teamtr.engines.paged import product_kernel
 
-        outputs, inputs = weight.shape
-        x_NI = x.reshape(-1, inputs)
-        tiles = product_kernel.plain_tiles(len(x_NI), outputs, inputs, cores)
-        if tiles is not None and product_kernel.has_room(x_NI):
-            return product_kernel.product(x_NI, weight, bias, tiles).view(*x.shape[:-1], -1)
+        return product_kernel.product(_rows(x), weight, bias, tiles).view(*x.shape[:-1], -1)
     return linear(x, weight.to(x.dtype), bias)
 
 
 def gated_product(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tensor | None:
     """silu(gate) * up, for a weight with gate's outputs above as many of up's; None if torch should compute the
     product."""
-    if not isinstance(weight, Tensor) or (cores := _cores(x, weight)) is None:
+    if isinstance(weight, Tensor) and (tiles := tiles_of(x, weight, gated=True)) is not None:
+        from teamtr.engines.paged import product_kernel
+
+        return product_kernel.gated_product(_rows(x), weight, bias, tiles).view(*x.shape[:-1], -1)
+    return None
+
+
+def tiles_of(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tiles | None:
+    """How our kernel cuts this product; None if torch computes it."""
+    if not computed_by_kernels(x) or torch.compiler.is_compiling():
+        return None
+    if weight.dtype != x.dtype or not weight.is_contiguous() or (cores := _cores(x.device)) is None:
         return None
     from teamtr.engines.paged import product_kernel
 
+    cut, x_NI = product_kernel.gated_tiles if gated else product_kernel.plain_tiles, _rows(x)
     outputs, inputs = weight.shape
-    x_NI = x.reshape(-1, inputs)
-    tiles = product_kernel.gated_tiles(len(x_NI), outputs, inputs, cores)
-    if tiles is None or not product_kernel.has_room(x_NI):
-        return None
-    return product_kernel.gated_product(x_NI, weight, bias, tiles).view(*x.shape[:-1], -1)
+    tiles = cut(len(x_NI), outputs, inputs, cores)
+    return tiles if tiles is not None and product_kernel.has_room(x_NI) else None
 
 
 def compute_by_product(layer: Any) -> None:
@@ -46,17 +54,13 @@ def compute_by_product(layer: Any) -> None:
     layer.forward = lambda x: product(x, kept_weight(layer), layer.bias)
 
 
-def _cores(x: Tensor, weight: Tensor) -> int | None:
-    """The multiprocessors of a card on which our kernel can compute this product; None on other devices."""
-    if not computed_by_kernels(x) or torch.compiler.is_compiling():
-        return None
-    if weight.dtype != x.dtype or not weight.is_contiguous():
-        return None
-    return _cores_of(x.device)
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 @cache
-def _cores_of(device: torch.device) -> int | None:
+def _cores(device: torch.device) -> int | None:
+    """The multiprocessors of a card on which our kernel runs; None of other devices."""
     from teamtr.engines.torch.early_launch import launches_early
 
     if not launches_early(device):

@@ -14,7 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a triton for other cards than NVIDIA's
+    gdc_launch_dependents = gdc_wait = None
 
 
 @triton.jit
@@ -34,6 +38,6 @@ def early(x: Tensor) -> dict[str, Any]:
 @cache
 def launches_early(device: torch.device) -> bool:
     """Whether this is a card that launches kernels early."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda" or torch.version.hip is not None or gdc_wait is None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
