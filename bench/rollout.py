@@ -148,17 +148,25 @@ def main() -> None:
     parser.add_argument(
         "--precision", choices=("bf16", "fp16", "fp32"), default="bf16" if torch.cuda.is_available() else "fp32"
     )
-    parser.add_argument("--by-rows", type=whole_numbers, help="our decode step for these numbers of rows, and no more")
+    parser.add_argument("--by-rows", type=whole_numbers, help="only our decode step, for each of these --rows")
     parser.add_argument("--profile", action="store_true", help="the kernels of our decode step, to stderr")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     gpu = torch.cuda.is_available()
     dtype = DTYPES[a.precision]
     model = make_model(a.shape, dtype)
+    if a.new < 2:
+        parser.error("--new: a decode step needs at least 2 new tokens")
     if a.by_rows:
         found = by_rows(model, a.by_rows, a.prompt, a.new)
         title = f"{a.shape}, {a.prompt} + {a.new} tokens, {a.precision}: a decode step"
-        report(title, ("rows", "ms", "tokens/s"), found, {"benchmark": "rollout", **vars(a), "steps": found}, a.json)
+        report(
+            title,
+            ("rows", "ms", "tokens/s"),
+            found,
+            {"benchmark": "rollout", **vars(a), "rows": a.by_rows, "steps": found},
+            a.json,
+        )
         return
     prompts = random_prompts(np.random.default_rng(0), a.rows, a.prompt, SHAPES[a.shape]["vocab_size"])
 

@@ -9,9 +9,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -312,34 +313,38 @@ def whole_groups() -> None:
     copy = SamplingCopy(model, torch.float32, torch.device("cpu"))
     copy.fill(model, None, version="v", base="b")
     server = sampler.Server(copy, pool_bytes=1 << 26, graphs=False)
-    work_split.SPLIT_TARGET, work_split.WORTH_SPARING, sampler.LOOK_EVERY, plain = 1, 0, 3, layout._computing
-    layout._computing, joined_layers.computed_by_kernels = lambda _: kernels, lambda _: True
     calls: Counter[str] = Counter()
-    for name in ("norm", "add_norm", "gated"):
-        setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
-    for name in ("product", "gated_product"):
-        setattr(product_kernel, name, _counting(name, getattr(product_kernel, name), calls))
-    theirs = policy.sample(prompts, uniforms(5, len(prompts), 6))
-    cut = [lambda *_: None, lambda rows, *_: product_kernel.whole_tiles(rows) and product_kernel.Tiles(16, 16, 16, 2)]
-    products_of_few_rows.computed_by_kernels, products_of_few_rows._cores = lambda _: True, lambda _: 1
-    for by_kernel, tiles in enumerate(cut):
-        calls.clear()
-        product_kernel.plain_tiles = product_kernel.gated_tiles = tiles
-        ours = server.sample(
-            f"v{by_kernel}", prompts, uniforms(5, 7, 6), drawing=TokenSampler(), end_ids=policy.end_ids
-        )
-        assert calls["add_norm"] == 4 * calls["norm"], (
-            "of two layers: all sums but the first, which nothing is added to"
-        )
-        assert calls["gated"] + calls["gated_product"] == 2 * calls["norm"] > 0
-        # of every step: gate and up; query, key and value, attention's last product, and down; prefills are torch's
-        assert calls["product"] == 3 * calls["gated_product"]
-        assert (calls["gated_product"] > 0) == by_kernel
-        for a, b in zip(ours, theirs, strict=True):
-            assert a.token_ids.tolist() == b.token_ids.tolist()
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
-    layout._computing = plain
+
+    def cut(rows: int, *_: int) -> product_kernel.Tiles | None:
+        return product_kernel.Tiles(16, 16, 16, 2) if product_kernel.whole_tiles(rows) else None
+
+    places = (
+        (work_split, {"SPLIT_TARGET": 1, "WORTH_SPARING": 0}),
+        (sampler, {"LOOK_EVERY": 3}),
+        (layout, {"_computing": lambda _: kernels}),
+        (joined_layers, {"computed_by_kernels": lambda _: True}),
+        (products_of_few_rows, {"computed_by_kernels": lambda _: True, "_cores": lambda _: 1}),
+        (product_kernel, {"plain_tiles": cut, "gated_tiles": cut}),
+        *((of, {name: _counting(name, getattr(of, name), calls)}) for of, name in COUNTED),
+    )
+    with ExitStack() as stack:
+        for module, values in places:
+            stack.enter_context(patch.multiple(module, **values))
+        ours = server.sample("v", prompts, uniforms(5, 7, 6), drawing=TokenSampler(), end_ids=policy.end_ids)
+    assert calls["add_norm"] == 4 * calls["norm"], "of two layers: all sums but the first, which nothing is added to"
+    assert calls["gated"] + calls["gated_product"] == 2 * calls["norm"]
+    # of every step: gate and up; query, key and value, attention's last product, and down; prefills are torch's
+    assert calls["product"] == 3 * calls["gated_product"] > 0 < calls["gated"]
+    for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 6)), strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
     assert len({len(a.token_ids) for a in ours}) > 2
+
+
+COUNTED = (
+    *((fused_layers, name) for name in ("norm", "add_norm", "gated")),
+    *((product_kernel, name) for name in ("product", "gated_product")),
+)
 
 
 def score() -> None:
@@ -701,9 +706,9 @@ def learning(precision: str):
 
 
 def _counting(name: str, work, calls: Counter[str]):
-    def counted(*args):
+    def counted(*args, **named):
         calls[name] += 1
-        return work(*args)
+        return work(*args, **named)
 
     return counted
 

@@ -6,9 +6,13 @@ product's factors or shared memory: what only the compiler refuses is found here
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from teamtr.engines.paged import products
 from teamtr.engines.paged.buffers import MOST_ENDS
 from teamtr.engines.paged.work_split import Together, most_members
 from teamtr.engines.torch.head import OutputLayer
@@ -52,7 +56,10 @@ def compiled(monkeypatch, tmp_path) -> list[str]:
         )
         made = triton.compile(source, target=GPUTarget(*CARD), options=settings)
         assert made.metadata.shared <= SHARED_MEMORY
-        assert ("griddepcontrol.wait" in made.asm["ptx"]) == bool(options.get("launch_pdl"))
+        if options.get("launch_pdl"):
+            before, wait, _ = made.asm["ptx"].partition("griddepcontrol.wait")
+            assert wait
+            assert not re.search(r"\b(ld|st|atom|red)\.(volatile\.)?global|cp\.async|prefetch", before)
         done.append(self.__name__)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -206,7 +213,7 @@ def test_early_launches_need_a_card_that_knows_them(monkeypatch):
     device = torch.device("cuda", 0)
     for capability, hip, found in (
         ((9, 0), None, True),
-        ((12, 0), None, True),
+        ((12, 0), None, False),
         ((8, 9), None, False),
         ((9, 4), "7", False),
     ):
@@ -214,6 +221,32 @@ def test_early_launches_need_a_card_that_knows_them(monkeypatch):
         monkeypatch.setattr(torch.version, "hip", hip)
         assert early_launch.launches_early.__wrapped__(device) is found
     assert early_launch.early(torch.zeros(1)) == {"EARLY": False}
+
+
+@pytest.mark.parametrize(("launches", "cores", "found"), [(True, 132, 132), (True, 78, None), (False, 188, None)])
+def test_products_are_ours_on_cards_that_they_were_cut_for(launches, cores, found, monkeypatch):
+    """An H200, an H20, and a card that launches nothing early, whose shared memory may be less."""
+    monkeypatch.setattr(early_launch, "launches_early", lambda device: launches)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=cores)
+    )
+    assert products._cores.__wrapped__(torch.device("cuda", 0)) == found
+
+
+def test_a_product_that_tiles_cannot_be_read_for_is_left_to_torch(monkeypatch):
+    """Without room behind its last row, in another dtype, at an odd address, or in columns of a wider tensor."""
+    monkeypatch.setattr(products, "computed_by_kernels", lambda x: True)
+    monkeypatch.setattr(products, "_cores", lambda device: 132)
+    memory = torch.zeros(64 * 2048 + 1, dtype=torch.float16)
+    x, weight = memory[:-1].view(64, 2048), torch.zeros(4096, 2048, dtype=torch.float16)
+    assert products.tiles_of(x[:40], weight) is not None
+    assert products.tiles_of(x[:40], weight, gated=True) is not None
+    assert products.tiles_of(x[:40].clone(), weight) is None
+    assert products.tiles_of(x[30:], weight) is None
+    assert products.tiles_of(memory[1:].view(64, 2048), weight) is None
+    assert products.tiles_of(x, weight.float()) is None
+    assert products.tiles_of(x, torch.zeros(4096, 4096, dtype=torch.float16)[:, :2048]) is None
+    assert products.tiles_of(x[:0], weight) is products.tiles_of(x[:0], weight, gated=True) is None
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

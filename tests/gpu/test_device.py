@@ -622,7 +622,6 @@ def test_products_of_few_rows_are_those_of_torch(rows, bias):
     from teamtr.engines.paged import product_kernel, products
     from teamtr.engines.torch.fused_layers import with_room
 
-    cores = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     outputs, inputs = 4096, 2048
     memory = torch.randn(256, inputs, device=DEVICE).half()
     room = with_room(rows, inputs, memory)
@@ -632,16 +631,16 @@ def test_products_of_few_rows_are_those_of_torch(rows, bias):
     added = torch.randn(outputs, device=DEVICE).half() if bias else None
     wide = torch.nn.functional.linear(room.float(), weight.float(), None if added is None else added.float())
     gate, up = wide.chunk(2, 1)
-    assert product_kernel.plain_tiles(rows, outputs, inputs, cores) is not None, "this test is of an H100 or H200"
+    if products.tiles_of(room, weight) is None:
+        pytest.skip("torch computes these products on this card")
+    assert products.tiles_of(room, weight, gated=True) is not None
     for ours, exact in (
         (products.product(room[None], weight, added), wide),
         (products.gated_product(room[None], weight, added), torch.nn.functional.silu(gate) * up),
     ):
         assert float((ours[0].float() - exact).norm() / exact.norm()) < 1e-3
-    torch_computes = products.product(
-        memory[:rows].clone(), weight, added
-    )  # it has no room, unless its rows fill tiles
-    assert float((torch_computes.float() - wide).norm() / wide.norm()) < 1e-3
+    alone = products.tiles_of(memory[:rows].clone(), weight)
+    assert (alone is None) == (rows in (5, 100)), "nothing may be read behind the last row"
 
 
 @needs_card
@@ -649,7 +648,6 @@ def test_kernels_that_are_launched_early_see_what_was_written_before(monkeypatch
     """Forty layers of norm, product, gated product and norm: captured with early launches, to the bit what each kernel
     computes if it is launched when the previous one has ended."""
     from teamtr.engines.paged import products
-    from teamtr.engines.torch import early_launch
     from teamtr.engines.torch.fused_layers import add_norm
 
     width, scale = 2048, torch.ones(2048, device=DEVICE).half()
@@ -661,11 +659,12 @@ def test_kernels_that_are_launched_early_see_what_was_written_before(monkeypatch
     def layers() -> torch.Tensor:
         x, delta = start, start
         for _ in range(40):
-            x, normed = add_norm(x, delta, scale, 1e-6, x.dtype)
+            x, normed = add_norm(x, delta, scale, 1e-6, x.dtype, room=True)
             delta = products.product(products.gated_product(normed, wide, None), narrow, None)
         return x + delta
 
-    assert early_launch.early(start)["EARLY"], "this test is of an H100 or H200"
+    if products._cores(start.device) is None:
+        pytest.skip("this card launches no kernel early")
     with torch.no_grad():
         layers()
         graph = torch.cuda.CUDAGraph()

@@ -115,9 +115,11 @@ def _record_kernel(
             tl.store(kept + to * WIDTH + c, feature.to(kept.dtype.element_ty), mask=c < WIDTH)
     ended = tl.max((tl.load(ends + n * ENDS + tl.arange(0, ENDS)) == said).to(tl.int32), 0) > 0
     goes_on = lives & (ended == 0) & (at + 1 < tl.load(limit + n))
-    tl.store(token + n, tl.where(lives, said, tl.load(token + n)))
+    next_token, fed = tl.where(lives, said, tl.load(token + n)), tl.load(position + n) + lives.to(tl.int32)
+    tl.debug_barrier()  # all warps have read the seat before one of them changes it
+    tl.store(token + n, next_token)
     if FED:
-        tl.store(position + n, tl.load(position + n) + lives.to(tl.int32))
+        tl.store(position + n, fed)
     tl.store(step + n, at + goes_on.to(tl.int64))
     tl.store(alive + n, goes_on)
 

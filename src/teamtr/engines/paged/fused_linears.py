@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from teamtr.engines.paged import products as computing
+from teamtr.engines.paged.products import gated_product, product
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy
 from teamtr.engines.torch.attention import require_plain, rotated_attention
 from teamtr.engines.torch.joined_products import below_each_other
@@ -92,10 +92,10 @@ class Siblings:
         """silu(first) * second of two layers of one size, if one kernel computes all of it."""
         if self.product != self._plain or len(set(self.sizes)) > 1:
             return None
-        return computing.gated_product(x, self.weight, self.bias)
+        return gated_product(x, self.weight, self.bias)
 
     def _plain(self, x: Tensor) -> Tensor:
-        return computing.product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
     def _eldest(self, x: Tensor) -> Tensor:
         parts = self.product(x).split(self.sizes, -1)
@@ -122,13 +122,13 @@ class Siblings:
 def join_attention(known: Mapping[nn.Module, Anatomy], products: Mapping[nn.Module, Siblings]) -> int:
     """Make recognized attention modules pass their fused product to attention directly, together with norm and
     rotation. Returns the number of these modules."""
-    joined = [(known[module], product) for module, product in products.items() if module in known]
-    for anatomy, product in joined:
-        anatomy.module.forward = _joined_forward(anatomy, product)
+    joined = [(known[module], siblings) for module, siblings in products.items() if module in known]
+    for anatomy, siblings in joined:
+        anatomy.module.forward = _joined_forward(anatomy, siblings)
     return len(joined)
 
 
-def _joined_forward(anatomy: Anatomy, product: Siblings) -> Callable[..., tuple[Tensor, None]]:
+def _joined_forward(anatomy: Anatomy, siblings: Siblings) -> Callable[..., tuple[Tensor, None]]:
     def forward(
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
@@ -136,7 +136,7 @@ def _joined_forward(anatomy: Anatomy, product: Siblings) -> Callable[..., tuple[
         **options: Any,
     ) -> tuple[Tensor, None]:
         require_plain(attention_mask, 0.0, {"sliding_window": anatomy.window})
-        joined = product.product(hidden_states)
+        joined = siblings.product(hidden_states)
         cos, sin = position_embeddings
         attended = rotated_attention(
             joined, cos, sin, *anatomy.weights, anatomy.epsilon, anatomy.layer, anatomy.scale, anatomy.heads,

@@ -57,7 +57,8 @@ class _Carried:
 
 
 def join_layers(stack: Stack, products: Mapping[nn.Module, Siblings]) -> None:
-    """Make each layer leave its last sum to the next one. ``products``: of layers that read the same input."""
+    """Make each layer leave its last sum to the next one, and let ``paged.products`` compute attention's output and the
+    product after the gate. ``products``: of layers that read the same input."""
     carried = _Carried()
     for k, layer in enumerate(stack.layers):
         layer.forward = _layer_forward(layer, carried, first=k == 0)
@@ -107,8 +108,8 @@ class _Norm:
         from teamtr.engines.torch.fused_layers import add_norm, norm
 
         if delta is None:
-            return x, norm(x, self.module.weight, self.epsilon, x.dtype)
-        return add_norm(x, delta, self.module.weight, self.epsilon, x.dtype)
+            return x, norm(x, self.module.weight, self.epsilon, x.dtype, room=True)
+        return add_norm(x, delta, self.module.weight, self.epsilon, x.dtype, room=True)
 
 
 def _gated_forward(module: Any, product: Siblings | None) -> Callable[[Tensor], Tensor]:

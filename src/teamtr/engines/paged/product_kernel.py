@@ -1,4 +1,4 @@
-"""Triton kernel of a decode step's matrix products: up to 256 rows times a weight, on Hopper cards.
+"""Triton kernel of a decode step's matrix products, up to 128 rows or 256 times a weight, on Hopper cards.
 
 Such a product has too few rows to be worth several waves of programs. It is cut so that all programs run at once, and
 each has several tiles of the weight under way. It is launched early (``early_launch``), and gate and up are multiplied
@@ -15,10 +15,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from teamtr.engines.torch.early_launch import await_previous, early
-from teamtr.engines.torch.fused_layers import TILE_ROWS, with_room
+from teamtr.engines.torch.fused_layers import FEW_ROWS, TILE_ROWS, with_room
 
-LARGE = (128, 256)
-"""Of more rows than the first, it computes the products of the second number only, which fill their tiles."""
+MANY_ROWS = 256
+"""The only number of rows above ``FEW_ROWS``. Of 192, the captured size in between, torch's products are faster."""
 LARGEST = 128 * 6144
 """Rows times inputs, in whole tiles, above which torch is faster."""
 FULL = 0.9
@@ -36,7 +36,13 @@ class Tiles(NamedTuple):
     per_core: int = 1
 
 
-WIDTHS = (Tiles(64, 16, 256, 4), Tiles(64, 32, 256, 4), Tiles(64, 64, 128, 6), Tiles(64, 128, 128, 4))
+WIDTHS: tuple[Tiles, ...] = (
+    Tiles(64, 16, 256, 4),
+    Tiles(64, 32, 256, 4),
+    Tiles(64, 64, 128, 6),
+    Tiles(64, 128, 128, 4),
+)
+"""From the narrowest on; each fills the shared memory of a core."""
 GATED = {64: Tiles(64, 64, 64, 4, 3), 128: Tiles(128, 64, 64, 4, 2), 256: Tiles(64, 128, 64, 3, 3)}
 """By the number of rows in whole tiles, for gate and up together."""
 
@@ -60,16 +66,18 @@ def gated_tiles(rows: int, outputs: int, inputs: int, cores: int) -> Tiles | Non
 
 def whole_tiles(rows: int) -> int | None:
     """Rows in whole tiles; None if torch computes the products of so many."""
-    few, many = LARGE
-    return triton.cdiv(rows, TILE_ROWS) * TILE_ROWS if rows <= few else many if rows == many else None
+    if 0 < rows <= FEW_ROWS:
+        return triton.cdiv(rows, TILE_ROWS) * TILE_ROWS
+    return rows if rows == MANY_ROWS else None
 
 
 def has_room(x_NI: Tensor) -> bool:
     """Whether the memory of these rows holds whole tiles of them. Tiles that reach beyond a tensor are slow, so what
     lies behind the last row is read, too; what is computed from it is not stored."""
     room, storage = whole_tiles(len(x_NI)), x_NI.untyped_storage()
-    end = None if room is None else (x_NI.storage_offset() + room * x_NI.shape[1]) * x_NI.element_size()
-    return end is not None and x_NI.is_contiguous() and end <= storage.nbytes()
+    if room is None or not x_NI.is_contiguous():
+        return False
+    return (x_NI.storage_offset() + room * x_NI.shape[1]) * x_NI.element_size() <= storage.nbytes()
 
 
 def _programs(rows: int, outputs: int, tiles: Tiles) -> int:

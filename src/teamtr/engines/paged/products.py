@@ -15,6 +15,11 @@ from teamtr.engines.torch.row_scaled import FrozenWeight, kept_weight
 if TYPE_CHECKING:  # its module needs triton
     from teamtr.engines.paged.product_kernel import Tiles
 
+ALIGNED = 16
+"""Bytes that the address of a tensor must be a multiple of, to be read in tiles."""
+FEWEST_CORES = 100
+"""Multiprocessors of a card. An H20 has 78, and computes too slowly for tiles that are partly empty."""
+
 
 def product(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias."""
@@ -41,6 +46,8 @@ def tiles_of(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tiles | None:
         return None
     if weight.dtype != x.dtype or not weight.is_contiguous() or (cores := _cores(x.device)) is None:
         return None
+    if x.data_ptr() % ALIGNED or weight.data_ptr() % ALIGNED:
+        return None
     from teamtr.engines.paged import product_kernel
 
     cut, x_NI = product_kernel.gated_tiles if gated else product_kernel.plain_tiles, _rows(x)
@@ -60,9 +67,10 @@ def _rows(x: Tensor) -> Tensor:
 
 @cache
 def _cores(device: torch.device) -> int | None:
-    """The multiprocessors of a card on which our kernel runs; None of other devices."""
+    """The multiprocessors of a card that our kernel is cut for; None for other devices."""
     from teamtr.engines.torch.early_launch import launches_early
 
     if not launches_early(device):
         return None
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    cores = torch.cuda.get_device_properties(device).multi_processor_count
+    return cores if cores >= FEWEST_CORES else None

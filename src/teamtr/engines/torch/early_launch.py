@@ -1,7 +1,7 @@
-"""Launches a kernel early: it is placed on the card while the previous kernel still runs, and waits for its end.
+"""Launches kernels early: a kernel is placed on the card while the one before still runs, and waits until it has ended.
 
-Hopper cards can do this (programmatic dependent launch). Otherwise a card is idle for a moment between two kernels, and
-a decode step has hundreds of them. A kernel that is launched early begins with ``await_previous``, before it reads or
+Hopper cards can do this (programmatic dependent launch). Otherwise a card is idle for a moment after every kernel, of
+which a decode step has hundreds. A kernel that is launched early begins with ``await_previous``, before it reads or
 writes anything, so that it sees what it would have seen anyway.
 """
 
@@ -17,8 +17,11 @@ from torch import Tensor
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # a triton for other cards than NVIDIA's
+except ImportError:  # a triton without NVIDIA's part
     gdc_launch_dependents = gdc_wait = None
+
+HOPPER = 9
+"""Major compute capability."""
 
 
 @triton.jit
@@ -37,7 +40,8 @@ def early(x: Tensor) -> dict[str, Any]:
 
 @cache
 def launches_early(device: torch.device) -> bool:
-    """Whether this is a card that launches kernels early."""
+    """Whether this is a Hopper card, such as an H100 or H200. Later cards can launch kernels early, too, but this was
+    never run on one."""
     if device.type != "cuda" or torch.version.hip is not None or gdc_wait is None:
         return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return torch.cuda.get_device_capability(device)[0] == HOPPER

@@ -25,13 +25,15 @@ power_of_2 = cache(triton.next_power_of_2)
 
 
 TILE_ROWS = 64
-MOST_ROWS = 256
+"""Rows of a tile in products of few rows."""
+FEW_ROWS = 128
+"""Most rows whose last tile may be partly empty."""
 
 
 def with_room(rows: int, width: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A new [rows, width] on the device of ``like``. If the rows are few, there is memory for whole tiles of them, so
     that a product can read beyond the last row (``paged.product_kernel``)."""
-    room = -(-rows // TILE_ROWS) * TILE_ROWS if rows <= MOST_ROWS else rows
+    room = -(-rows // TILE_ROWS) * TILE_ROWS if rows <= FEW_ROWS else rows
     return torch.empty(room, width, dtype=dtype or like.dtype, device=like.device)[:rows]
 
 
@@ -134,17 +136,17 @@ def _sum_rows_kernel(rows, places, starts, out, row, width, BLOCK: tl.constexpr)
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype, room: bool) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.epsilon = epsilon
-        return _normed(x, None, weight, epsilon, dtype)[0]
+        return _normed(x, None, weight, epsilon, dtype, room)[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return _norm_gradient(x, weight, grad, None, ctx.epsilon)[0], None, None, None
+        return _norm_gradient(x, weight, grad, None, ctx.epsilon)[0], None, None, None, None
 
 
 class _Branch(torch.autograd.Function):
@@ -169,9 +171,9 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, delta: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
+        ctx: Any, x: Tensor, delta: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype, room: bool
     ) -> tuple[Tensor, Tensor]:
-        normed, total = _normed(x.contiguous(), delta.contiguous(), weight, epsilon, dtype)
+        normed, total = _normed(x.contiguous(), delta.contiguous(), weight, epsilon, dtype, room)
         ctx.save_for_backward(total, weight)
         ctx.epsilon, ctx.dtype = epsilon, delta.dtype
         return total, normed
@@ -180,7 +182,7 @@ class _AddNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
-        return *_norm_gradient(total, weight, grad, beside, ctx.epsilon, ctx.dtype), None, None, None
+        return *_norm_gradient(total, weight, grad, beside, ctx.epsilon, ctx.dtype), None, None, None, None
 
 
 class _Sum(torch.autograd.Function):
@@ -201,11 +203,12 @@ class _Sum(torch.autograd.Function):
 
 
 def _normed(
-    x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
+    x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype, room: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The norm of x, and x; or with ``delta``, the norm of their sum, and the sum."""
+    """The norm of x, and x; or with ``delta``, the norm of their sum, and the sum. ``room``: the norm has some behind
+    its last row (``with_room``)."""
     width = x.shape[-1]
-    out = with_room(x.numel() // width, width, x, dtype).view(x.shape)
+    out = with_room(x.numel() // width, width, x, dtype).view(x.shape) if room else torch.empty_like(x, dtype=dtype)
     total = x if delta is None else torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
         x, x if delta is None else delta, weight, total, out, epsilon, WIDTH=width,
@@ -293,9 +296,10 @@ def _as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """RMS norm of x times the weight; out in ``dtype``, the gradient in that of ``x``."""
-    out: Tensor = _Norm.apply(x, weight_H, epsilon, dtype)
+def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype, *, room: bool = False) -> Tensor:
+    """RMS norm of x times the weight; out in ``dtype``, the gradient in that of ``x``. ``room``: out has memory behind
+    its last row, for products of few rows."""
+    out: Tensor = _Norm.apply(x, weight_H, epsilon, dtype, room)
     return out
 
 
@@ -305,9 +309,11 @@ def branch(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> t
     return found
 
 
-def add_norm(x: Tensor, delta: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x + delta in the dtype of x, and its norm in ``dtype``."""
-    found: tuple[Tensor, Tensor] = _AddNorm.apply(x, delta, weight_H, epsilon, dtype)
+def add_norm(
+    x: Tensor, delta: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype, *, room: bool = False
+) -> tuple[Tensor, Tensor]:
+    """x + delta in the dtype of x, and its norm in ``dtype``, with ``room`` as in ``norm``."""
+    found: tuple[Tensor, Tensor] = _AddNorm.apply(x, delta, weight_H, epsilon, dtype, room)
     return found
 
 
