@@ -25,12 +25,12 @@ def instead_of_kernels(monkeypatch: Any) -> list[str]:
     return asked
 
 
-def _asked(asked: list[str], work: Callable[..., Any], *given: Any) -> Any:
+def _asked(asked: list[str], work: Callable[..., Any], *given: Any, **named: Any) -> Any:
     asked.append(work.__name__)
-    return work(*given)
+    return work(*given, **named)
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype, *, room: bool = False) -> Tensor:
     return rms_norm(x, (x.shape[-1],), weight, epsilon).to(dtype)
 
 
@@ -38,7 +38,9 @@ def branch(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tup
     return x, norm(x, weight, epsilon, dtype)
 
 
-def add_norm(x: Tensor, delta: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype, *, room: bool = False
+) -> tuple[Tensor, Tensor]:
     return x + delta, norm(x + delta, weight, epsilon, dtype)
 
 
