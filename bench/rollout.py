@@ -53,13 +53,17 @@ def our_server(model: Any, *, compiled: bool) -> Server:
     return Server(copy, pool_bytes=(40 << 30) if gpu else (1 << 30), graphs=gpu, compiled=compiled)
 
 
+def sampling(server: Server, prompts: list[np.ndarray], tokens: int, version: str) -> Callable[[], Any]:
+    """A call of our sampler. A new version has no cached KV blocks: prompts are computed again."""
+    noise = uniforms(1, len(prompts), tokens)
+    return lambda: server.sample(version, prompts, noise, drawing=TokenSampler(TEMPERATURE), end_ids=frozenset())
+
+
 def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, profiled: bool) -> dict[str, float]:
     server, calls = our_server(model, compiled=compiled), count()
 
     def sample(tokens: int, rows: list[np.ndarray] = prompts, version: str | None = None) -> Callable[[], Any]:
-        noise = uniforms(1, len(rows), tokens)
-        name = version or f"v{next(calls)}"  # a new version has no cached KV blocks: prompts are computed again
-        return lambda: server.sample(name, rows, noise, drawing=TokenSampler(TEMPERATURE), end_ids=frozenset())
+        return sampling(server, rows, tokens, version or f"v{next(calls)}")
 
     started = seconds(sample(new))
     first = seconds(sample(1))
@@ -86,9 +90,7 @@ def step_ms(server: Server, prompts: list[np.ndarray], new: int, calls: Iterator
     """Milliseconds of our decode step: the fastest of three calls without the fastest of three prefills."""
 
     def sample(tokens: int) -> float:
-        noise, version = uniforms(1, len(prompts), tokens), f"v{next(calls)}"
-        drawing = TokenSampler(TEMPERATURE)
-        return seconds(lambda: server.sample(version, prompts, noise, drawing=drawing, end_ids=frozenset()))
+        return seconds(sampling(server, prompts, tokens, f"v{next(calls)}"))
 
     for tokens in (new, 1):
         sample(tokens)  # captures what is replayed later
@@ -152,11 +154,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="the kernels of our decode step, to stderr")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
+    if a.new < 2:
+        parser.error("--new: a decode step needs at least 2 new tokens")
     gpu = torch.cuda.is_available()
     dtype = DTYPES[a.precision]
     model = make_model(a.shape, dtype)
-    if a.new < 2:
-        parser.error("--new: a decode step needs at least 2 new tokens")
     if a.by_rows:
         found = by_rows(model, a.by_rows, a.prompt, a.new)
         title = f"{a.shape}, {a.prompt} + {a.new} tokens, {a.precision}: a decode step"

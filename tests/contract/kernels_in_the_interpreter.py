@@ -222,16 +222,7 @@ def record() -> None:
             if way == "torch":
                 buffers.record(slice(0, 5), ids, logp, features, fed=fed)
             else:
-                seats = (
-                    buffers.token,
-                    buffers.position,
-                    buffers.step,
-                    buffers.row,
-                    buffers.alive,
-                    buffers.limit,
-                    buffers.ends,
-                )
-                of = (buffers.ids, buffers.logp, buffers.kept)
+                seats, of = buffers.seats[:-2], (buffers.ids, buffers.logp, buffers.kept)
                 drawing_kernels.record_tokens(ids, logp, features, tuple(state[:5] for state in seats), *of, fed=fed)
             both.append([*buffers.seats, buffers.ids[:-1], buffers.logp[:-1], *([buffers.kept[:-1]] if width else [])])
             assert buffers.alive[:6].tolist() == [False, True, False, False, True, False]
@@ -323,7 +314,7 @@ def whole_groups() -> None:
         (sampler, {"LOOK_EVERY": 3}),
         (layout, {"_computing": lambda _: kernels}),
         (joined_layers, {"computed_by_kernels": lambda _: True}),
-        (products_of_few_rows, {"computed_by_kernels": lambda _: True, "_cores": lambda _: 1}),
+        (products_of_few_rows, {"computed_by_kernels": lambda _: True, "cores_of": lambda _: 1}),
         (product_kernel, {"plain_tiles": cut, "gated_tiles": cut}),
         *((of, {name: _counting(name, getattr(of, name), calls)}) for of, name in COUNTED),
     )

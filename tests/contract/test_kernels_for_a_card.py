@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 HALVES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 
 triton = pytest.importorskip("triton", reason="triton is not installed (Linux only)")
-early_launch = pytest.importorskip("teamtr.engines.torch.early_launch")
+from teamtr.engines.torch import early_launch  # noqa: E402 (it needs triton)
 
 CARD = ("cuda", 90, 32)
 SHARED_MEMORY = 227 << 10
@@ -230,13 +230,13 @@ def test_products_are_ours_on_cards_that_they_were_cut_for(launches, cores, foun
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=cores)
     )
-    assert products._cores.__wrapped__(torch.device("cuda", 0)) == found
+    assert products.cores_of.__wrapped__(torch.device("cuda", 0)) == found
 
 
 def test_a_product_that_tiles_cannot_be_read_for_is_left_to_torch(monkeypatch):
     """Without room behind its last row, in another dtype, at an odd address, or in columns of a wider tensor."""
     monkeypatch.setattr(products, "computed_by_kernels", lambda x: True)
-    monkeypatch.setattr(products, "_cores", lambda device: 132)
+    monkeypatch.setattr(products, "cores_of", lambda device: 132)
     memory = torch.zeros(64 * 2048 + 1, dtype=torch.float16)
     x, weight = memory[:-1].view(64, 2048), torch.zeros(4096, 2048, dtype=torch.float16)
     assert products.tiles_of(x[:40], weight) is not None

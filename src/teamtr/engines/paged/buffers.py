@@ -174,9 +174,8 @@ class DecodeBuffers:
         if self.device.type == "cuda":
             from teamtr.engines.paged.drawing_kernels import record_tokens
 
-            seats = (self.token, self.position, self.step, self.row, self.alive, self.limit, self.ends)
-            mine = tuple(state[here] for state in seats)
-            record_tokens(ids_N, logp_N, features_NH, mine, self.ids, self.logp, self.kept, fed=fed)
+            seats = tuple(state[here] for state in self.seats[:-2])  # all but adapter and table
+            record_tokens(ids_N, logp_N, features_NH, seats, self.ids, self.logp, self.kept, fed=fed)
             return
         alive_N, step_N = self.alive[here], self.step[here]
         if fed:

@@ -44,7 +44,7 @@ def tiles_of(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tiles | None:
     """How our kernel cuts this product; None if torch computes it."""
     if not computed_by_kernels(x) or torch.compiler.is_compiling():
         return None
-    if weight.dtype != x.dtype or not weight.is_contiguous() or (cores := _cores(x.device)) is None:
+    if weight.dtype != x.dtype or not weight.is_contiguous() or (cores := cores_of(x.device)) is None:
         return None
     if x.data_ptr() % ALIGNED or weight.data_ptr() % ALIGNED:
         return None
@@ -66,7 +66,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 @cache
-def _cores(device: torch.device) -> int | None:
+def cores_of(device: torch.device) -> int | None:
     """The multiprocessors of a card that our kernel is cut for; None for other devices."""
     from teamtr.engines.torch.early_launch import launches_early
 
