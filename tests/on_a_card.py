@@ -57,6 +57,11 @@ def gated_rows(both: Tensor) -> Tensor:
     return gated(*both.chunk(2, 1))
 
 
+def angles(position: Tensor, frequency: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    angle = (position[:, None].float() * frequency).repeat(1, 2)
+    return (angle.cos() * scale).to(dtype), (angle.sin() * scale).to(dtype)
+
+
 def turned(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return Rotation(cos, sin, weight, None, epsilon).query(x)
 
@@ -98,5 +103,5 @@ def summed(rows: Tensor, places: Tensor, starts: Tensor) -> Tensor:
 
 
 LAYERS = (norm, branch, add_norm, added, gated, gated_rows, summed)
-ROTATION = (turned, turned_rows)
+ROTATION = (angles, turned, turned_rows)
 NARROW = (narrow, across, across_and_along)

@@ -211,7 +211,7 @@ def record() -> None:
         for way in ("torch", "kernel"):
             buffers = DecodeBuffers(8, 6, 4, 2, torch.device("cpu"), kept_width=width)
             given = [
-                Seated(k, np.zeros(3, np.int32), [1], np.zeros(t), frozenset({7}))
+                Seated(k, np.zeros(3, np.int32), [1], np.linspace(0.1, 0.9, t) + k, frozenset({7}))
                 for k, t in ((0, 5), (5, 1), (2, 6), (3, 6))
             ]
             buffers.seat(given, 1)
@@ -222,13 +222,27 @@ def record() -> None:
             if way == "torch":
                 buffers.record(slice(0, 5), ids, logp, features, fed=fed)
             else:
-                seats, of = buffers.seats[:-2], (buffers.ids, buffers.logp, buffers.kept)
+                seats, of = buffers.seats[:-2], (buffers.uniform, buffers.ids, buffers.logp, buffers.kept)
                 drawing_kernels.record_tokens(ids, logp, features, tuple(state[:5] for state in seats), *of, fed=fed)
             both.append([*buffers.seats, buffers.ids[:-1], buffers.logp[:-1], *([buffers.kept[:-1]] if width else [])])
             assert buffers.alive[:6].tolist() == [False, True, False, False, True, False]
             assert buffers.position[1:5].tolist() == [3 + fed] * 4
+            assert torch.equal(buffers.number[:6], buffers.uniform[buffers.row[:6], buffers.step[:6]])
+            assert buffers.number[1] == given[0].noise_T[1]
         for ours, theirs in zip(*both, strict=True):
             assert torch.equal(ours, theirs)
+
+
+def angles_of_positions() -> None:
+    """As transformers computes them: positions that fill no program, half a head that fills none, and a scale."""
+    for tokens, half, scale, dtype in ((1, 64, 1.0, torch.float16), (37, 24, 1.3, torch.bfloat16)):
+        position, frequency = torch.randint(0, 40_000, (tokens,)), 1e4 ** -torch.linspace(0, 0.95, half)
+        angle = (position[:, None].float() * frequency).repeat(1, 2)
+        for here in (position, position.int()):
+            with full_of_nonsense():
+                cos, sin = fused_rotation.angles(here, frequency, scale, dtype)
+            torch.testing.assert_close(cos, (angle.cos() * scale).to(dtype), atol=2e-3, rtol=2e-2)
+            torch.testing.assert_close(sin, (angle.sin() * scale).to(dtype), atol=2e-3, rtol=2e-2)
 
 
 def few_rows() -> None:
@@ -727,6 +741,7 @@ CHECKS = {
     "prefill": prefill,
     "draw": draw_tokens,
     "record": record,
+    "angles": angles_of_positions,
     "few rows": few_rows,
     "groups": whole_groups,
     "score": score,

@@ -20,6 +20,7 @@ from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.known_layers import adds_twice as adds_twice_in
+from teamtr.engines.torch.known_layers import turns_plainly
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.short_base import keep_short
@@ -299,6 +300,47 @@ def test_a_layer_that_asks_its_parts_otherwise_than_we_do_keeps_its_forward(atte
 
     monkeypatch.setattr(layer, "forward", forward)
     assert adds_twice_in(layer) == as_we_do
+
+
+@pytest.mark.parametrize(
+    ("scaling", "plainly"),
+    [
+        (None, True),
+        ({"rope_type": "linear", "factor": 4.0}, True),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, True),
+        ({"rope_type": "dynamic", "factor": 4.0}, False),
+        ({"rope_type": "longrope", "factor": 4.0, "short": 1.0, "long": 2.0}, False),
+    ],
+    ids=str,
+)
+def test_angles_are_computed_by_us_if_they_depend_on_the_position_alone(scaling, plainly):
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+
+    rope = {"rope_theta": 1e4, **({"rope_type": "default"} if scaling is None else scaling)}
+    if rope["rope_type"] == "longrope":
+        rope |= {f"{kind}_factor": [rope.pop(kind)] * 8 for kind in ("short", "long")}
+        rope["original_max_position_embeddings"] = 64
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=256, rope_parameters=rope)
+    module = LlamaRotaryEmbedding(config)
+    assert turns_plainly(module) == plainly
+    assert not turns_plainly(torch.nn.Linear(2, 2))
+    module.inv_freq = module.inv_freq[None]
+    assert not turns_plainly(module)
+    assert not turns_plainly(None)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_angles_of_another_shape_or_size_are_left_to_the_model(scale):
+    class Interleaved(torch.nn.Module):
+        """Each number twice, next to each other, as in GPT-J."""
+
+        inv_freq, attention_scaling = torch.tensor([1.0, 0.1]), 1.0
+
+        def forward(self, x, position_ids):
+            angle = (position_ids[..., None].float() * self.inv_freq).repeat_interleave(2, -1) * scale
+            return angle.cos(), angle.sin()
+
+    assert not turns_plainly(Interleaved())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

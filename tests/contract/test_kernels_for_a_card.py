@@ -34,14 +34,23 @@ NAMES = {
 }  # fmt: skip
 
 
+class Compiled(list[str]):
+    """The names of the kernels, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_number: set[str] = set()
+        """Kernels that read numbers of two bytes one by one, at a fraction of the card's bandwidth."""
+
+
 @pytest.fixture
-def compiled(monkeypatch, tmp_path) -> list[str]:
-    """Launches are compiled for the card and not run; the names of the kernels, in order."""
+def compiled(monkeypatch, tmp_path) -> Compiled:
+    """Launches are compiled for the card and not run."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
-    done: list[str] = []
+    done = Compiled()
 
     def compile_it(self, *args, grid, warmup, **options):
         named = {k: v for k, v in options.items() if k in self.arg_names}
@@ -49,10 +58,12 @@ def compiled(monkeypatch, tmp_path) -> list[str]:
         settings = {k: v for k, v in options.items() if k not in self.arg_names}
         assert set(given) == set(self.arg_names), "every argument is given"
         constants = {k: v for k, v in given.items() if self.params[self.arg_names.index(k)].is_constexpr}
+        aligned = [name for name in self.arg_names if name not in constants and _is_aligned(given[name])]
         source = ASTSource(
             self,
             {name: "constexpr" if name in constants else _type(given[name]) for name in self.arg_names},
             constexprs={(self.arg_names.index(k),): v for k, v in constants.items()},
+            attrs={(self.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
         )
         made = triton.compile(source, target=GPUTarget(*CARD), options=settings)
         assert made.metadata.shared <= SHARED_MEMORY
@@ -61,11 +72,18 @@ def compiled(monkeypatch, tmp_path) -> list[str]:
             assert wait
             assert not re.search(r"\b(ld|st|atom|red)\.(volatile\.)?global|cp\.async|prefetch", before)
         done.append(self.__name__)
+        if "ld.global.b16" in made.asm["ptx"]:
+            done.by_number.add(self.__name__)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", compile_it)
     monkeypatch.setattr(early_launch, "launches_early", lambda device: True)
     return done
+
+
+def _is_aligned(value: object) -> bool:
+    """Whether a launch tells the compiler so. Pointers are: memory of a card is."""
+    return isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0)
 
 
 def _type(value: object) -> str:
@@ -131,6 +149,7 @@ def test_products_with_narrow_factors(compiled, width, rank, dtype):
     joined = torch.zeros(600, 3 * rank, dtype=dtype)
     narrow_products.across_and_along(wide, joined, factor.T, 0.5, (width // 2, width // 4, width // 4))
     assert compiled == ["_narrow_kernel", *["_across_kernel", "_add_kernel"] * 3]
+    assert not compiled.by_number or rank % 16
 
 
 @pytest.mark.parametrize(("outputs", "columns", "rank", "adapters"), [(12288, 96, 16, 3), (576, 24, 4, 2)], ids=str)
@@ -141,6 +160,7 @@ def test_adapters_by_row(compiled, outputs, columns, rank, adapters, dtype):
     product, up = torch.zeros(1, 256, outputs + columns, dtype=dtype), torch.zeros(outputs, columns, dtype=dtype)
     assert with_own_adapter(product, up, torch.zeros(256, dtype=torch.int64), rank, adapters).shape == (1, 256, outputs)
     assert compiled == ["_own_adapter_kernel"]
+    assert not compiled.by_number or rank % 16
 
 
 def test_drawing(compiled):
@@ -148,11 +168,12 @@ def test_drawing(compiled):
 
     ids, logp = drawing_kernels.draw_token(torch.zeros(4, 151_936), torch.zeros(4, dtype=torch.float64))
     whole, half = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    seats = (whole, half, whole, whole, torch.zeros(4, dtype=torch.bool), whole, torch.zeros(4, MOST_ENDS).long())
+    noise, alive = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.bool)
+    seats = (whole, half, noise, whole, whole, alive, whole, torch.zeros(4, MOST_ENDS).long())
     said, kept = torch.zeros(9, 16), torch.zeros(9, 16, 2048, dtype=torch.float16)
     for of_rows in (None, kept):
         drawing_kernels.record_tokens(
-            ids, logp, torch.zeros(4, 2048).half(), seats, said.long(), said, of_rows, fed=True
+            ids, logp, torch.zeros(4, 2048).half(), seats, said.double(), said.long(), said, of_rows, fed=True
         )
     assert compiled == ["_mass_kernel", "_pick_kernel", "_record_kernel", "_record_kernel"]
 
@@ -257,7 +278,7 @@ def test_a_product_that_tiles_cannot_be_read_for_is_left_to_torch(monkeypatch):
 )
 def test_what_lies_between_the_learners_products(compiled, width, inner, heads, kv_heads, dim, dtype):
     from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, gated_rows, norm, summed
-    from teamtr.engines.torch.fused_rotation import turned, turned_rows
+    from teamtr.engines.torch.fused_rotation import angles, turned, turned_rows
 
     residual, delta = torch.zeros(8, width, requires_grad=True), torch.zeros(8, width, dtype=dtype, requires_grad=True)
     norm(residual, torch.ones(width), 1e-6, dtype).sum().backward()
@@ -268,15 +289,17 @@ def test_what_lies_between_the_learners_products(compiled, width, inner, heads, 
     gate, up = (torch.zeros(8, inner, dtype=dtype, requires_grad=True) for _ in range(2))
     gated(gate, up).sum().backward()
     gated_rows(torch.zeros(8, 2 * inner, dtype=dtype, requires_grad=True)).sum().backward()
-    query, angles = torch.zeros(8, heads, dim, dtype=dtype, requires_grad=True), torch.zeros(8, dim, dtype=dtype)
+    query = torch.zeros(8, heads, dim, dtype=dtype, requires_grad=True)
+    cos, sin = angles(torch.zeros(8, dtype=torch.int64), torch.ones(dim // 2), 1.0, dtype)
     for weight in (torch.ones(dim), None):
-        turned(query, angles, angles, weight, 1e-6).sum().backward()
+        turned(query, cos, sin, weight, 1e-6).sum().backward()
         rows = torch.zeros(8, (heads + 2 * kv_heads) * dim, dtype=dtype, requires_grad=True)
-        parts = turned_rows(rows, angles, angles, weight, weight, 1e-6, heads, kv_heads)
+        parts = turned_rows(rows, cos, sin, weight, weight, 1e-6, heads, kv_heads)
         torch.cat(parts, 1).sum().backward()
     gates, turns = ["_gate_kernel", "_gate_gradient_kernel"], ["_turn_kernel"] * 2 + ["_turn_rows_kernel"] * 2
     summed(torch.zeros(9, kv_heads, dim, dtype=dtype), torch.arange(9), torch.arange(5))
-    assert compiled[6:] == ["_sum_kernel", *gates * 2, *turns * 2, "_sum_rows_kernel"]
+    assert compiled[6:] == ["_sum_kernel", *gates * 2, "_angles_kernel", *turns * 2, "_sum_rows_kernel"]
+    assert not compiled.by_number or width % 1024
 
 
 def test_scoring_and_its_gradient(compiled):

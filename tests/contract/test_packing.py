@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -338,6 +339,34 @@ def test_rows_that_share_nothing_stand_as_they_are_packed(shared, monkeypatch):
     assert sorted(taken[0][span].tolist() for span in spans) == sorted(row.tolist() for row in rows)
     assert all(taken[1][span].tolist() == list(range(span.stop - span.start)) for span in spans)
     assert list(layout.lengths) == [span.stop - span.start for span in spans]
+
+
+@pytest.mark.parametrize("says_gqa", [False, True])
+def test_torchs_attention_without_padding_is_told_of_shared_keys_if_it_wants_to_know(says_gqa, monkeypatch):
+    """torch 2.11 shares keys and values between heads, and has no argument for it."""
+    told = []
+
+    def old(query, key, value, starts_q, starts_k, most_q, most_k, *, scale=None, window_size=(-1, -1)):
+        told.append(window_size)
+        return torch.zeros_like(query)
+
+    def new(query, key, value, *given, scale=None, window_size=(-1, -1), enable_gqa=False):
+        told.append(enable_gqa)
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", new if says_gqa else old)
+    attention._varlen_options.cache_clear()
+    try:
+        assert attention.goes_end_to_end(torch.device("cuda"), torch.float16)
+        assert not attention.goes_end_to_end(torch.device("cuda"), torch.float32)
+        layout = Packed.of(pack([ids(9, 1, 2), ids(4)]), torch.device("cpu"), torch.float16)
+        layout = replace(layout, spread=None, end_to_end=True)
+        query, key = torch.zeros(4, 4, 8).half(), torch.zeros(4, 2, 8).half()
+        layout.attend(query, key, key, 0, 1.0)
+        layout.attend(query, query, query, 0, 1.0)
+    finally:
+        attention._varlen_options.cache_clear()
+    assert told == ([True, False] if says_gqa else [(-1, 0)] * 2)
 
 
 def test_a_part_is_filled_before_the_next_is_begun():

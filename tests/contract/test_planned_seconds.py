@@ -28,7 +28,7 @@ from teamtr.session import forecast
 from teamtr.session.build import build
 from teamtr.session.memory import Opening
 from teamtr.team import Schedule, ToolTurns
-from teamtr.training.update import KL_SUBSAMPLE
+from teamtr.training.update import messages_measured
 
 
 def learner_of(given: Setup) -> LearnerCost:
@@ -47,10 +47,11 @@ def test_where_the_objective_has_a_reference_it_is_scored_as_well() -> None:
 def test_steps_are_measured_once_an_epoch_where_there_is_a_gate() -> None:
     """After the first step, and between epochs."""
     one = setup()
+    turns = one.turns_of(one.members[0].name)
     one = replace(one, learning=replace(one.learning, epochs=3))
     free = replace(one, plan=replace(one.plan, region=replace(one.plan.region, gate=False)))
     (spent, passes), (less, fewer) = (train_seconds(learner_of(given)) for given in (one, free))
-    some = some_rows(learner_of(one), Load.learned(one), KL_SUBSAMPLE)
+    some = some_rows(learner_of(one), Load.learned(one), messages_measured(turns[0].message))
     assert spent.seconds - less.seconds == pytest.approx(3 * learner_of(one).forward(some, 2).seconds)
     assert passes.forward - fewer.forward == 3 * some.micro_batches
     assert fewer.backward == 3 * 4 * 8

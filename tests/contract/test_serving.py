@@ -24,7 +24,7 @@ from teamtr.engines.paged.fused_linears import join_siblings
 from teamtr.engines.paged.layout import Decoding
 from teamtr.engines.paged.pages import OutOfPages, Pages, Pool
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.sampler import LOOK_EVERY, PAGE, SIZES, Server
+from teamtr.engines.paged.sampler import LOOK_EVERY, PAGE, SIZES, STEPS_AHEAD, Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits, worth_sparing
 from teamtr.engines.sampling import TokenSampler, keep_likely
@@ -266,8 +266,9 @@ def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     paged = server.sample("v", prompts, uniforms(5, rows, tokens), drawing=TokenSampler(), end_ids=policy.end_ids)
     assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens)), paged)
     lengths = np.array([len(s.token_ids) for s in paged])
-    # Each row has its first token from the prefill, and one more per step.
-    still_open = [int((lengths > 1 + k // look * look).sum()) if k >= look else rows for k in range(len(sizes))]
+    # Each row has its first token from the prefill, and one more per step. A look comes before a round's last steps.
+    seen = [1 + (done := k // look * look) - min(STEPS_AHEAD, tokens - 1 - done) for k in range(len(sizes))]
+    still_open = [int((lengths > seen[k]).sum()) if k >= look else rows for k in range(len(sizes))]
     assert sizes == [next(size for size in SIZES if size >= count) for count in still_open]
     assert len({*sizes}) > 3, "too few sizes to see anything"
 
@@ -540,6 +541,10 @@ def test_books_never_hand_out_a_page_twice(steps):
         assert 0 not in own, "the scratch page is nobody's"
         counts = {page: own.count(page) for page in own}
         assert all(books._holders[page] == n for page, n in counts.items())
+        for page, name in books._name_of.items():
+            assert books._page_of[name] == page
+        expected = dict(zip(books._names(b"v", ids), pages, strict=False))
+        assert all(books._name_of.get(page, name) == name for name, page in expected.items()), "as from the beginning"
     for pages in held:
         books.give_back(pages)
     assert books.available == 11
@@ -548,7 +553,7 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, prefill, draw, record, few rows, score, features, narrow, own, copies"
+KERNELS = "decode, prefill, draw, record, angles, few rows, score, features, narrow, own, copies"
 OTHERS = (
     "together, long together, rotate, learner, joined learner, rotated, half, half together, forbidden, between, "
     "other shapes together, groups"

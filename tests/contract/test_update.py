@@ -14,6 +14,7 @@ from teamtr.presets import PRESETS, Region
 from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.zeta import zeta_norm
 from teamtr.training.batch import Optimization
+from teamtr.training.update import _subsample, messages_measured
 
 
 def weights(world: World, agent: str = "x") -> dict[str, torch.Tensor]:
@@ -48,6 +49,17 @@ def test_the_reported_kl_is_that_of_the_weights_that_stayed():
     learner.restore(kept)
     assert learner.measure().full_M.mean() == report.kl_full
     assert -learner.measure().log_ratio_M.mean() == report.kl_k1
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(1, 64), (64, 64), (65, 63), (256, 16), (600, 8), (16_000, 8)])
+def test_few_long_messages_or_many_short_ones_size_the_first_step(tokens, measured):
+    """Of 100 messages; and all of five."""
+    lengths_M, rows = np.full(200, tokens), np.arange(100, 200)
+    some = _subsample(rows, lengths_M, np.random.default_rng(0))
+    assert len(some) == messages_measured(tokens) == measured
+    assert set(some) <= set(np.random.default_rng(0).permutation(rows)[:64].tolist())
+    assert list(some) == sorted(some)
+    assert len(_subsample(rows[:5], lengths_M, np.random.default_rng(0))) == 5
 
 
 @pytest.mark.long

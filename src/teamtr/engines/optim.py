@@ -42,10 +42,7 @@ class Adam:
             weights = [own(p) for p in moved.values()]
             # One call for all parameters: an adapter has hundreds of small ones.
             gradients = torch._foreach_mul([own(p.grad) for p in moved.values() if p.grad is not None], shrink)
-            first, second = (
-                [self.moments.setdefault(f"{kind}.{name}", torch.zeros_like(own(p))) for name, p in moved.items()]
-                for kind in MOMENTS
-            )
+            first, second = ([self._moment(kind, name, p) for name, p in moved.items()] for kind in MOMENTS)
             torch._foreach_lerp_(first, gradients, 1 - b1)
             torch._foreach_mul_(second, b2)
             torch._foreach_addcmul_(second, gradients, gradients, 1 - b2)
@@ -55,6 +52,13 @@ class Adam:
         self._clean_steps += 1
         if self._clean_steps % STEPS_BEFORE_RAISING == 0:
             self.loss_scale *= 2
+
+    def _moment(self, kind: str, name: str, parameter: nn.Parameter) -> Tensor:
+        """A moment of a parameter, zero in its first step."""
+        key = f"{kind}.{name}"
+        if key not in self.moments:
+            self.moments[key] = torch.zeros_like(own(parameter))
+        return self.moments[key]
 
     def lower_scale(self, scale: float) -> None:
         """Sets the scale at which a step succeeded after overflows."""

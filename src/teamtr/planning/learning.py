@@ -13,7 +13,7 @@ from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Member, Setup
 from teamtr.training.gate import FEWEST
 from teamtr.training.scoring import FLOOR_MESSAGES
-from teamtr.training.update import KL_SUBSAMPLE
+from teamtr.training.update import messages_measured
 
 ATTENTION_BACK = 2.5
 """Operations of attention in the backward pass, relative to the forward pass. Its kernels do not keep attention
@@ -135,8 +135,10 @@ def train_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
     spent, passes = learner.step(step) * steps, PassCount(steps * step.micro_batches, steps * step.micro_batches)
     if setup.plan.region.gate:
         whole = setup.plan.problems * setup.plan.group_size * learner.turns
-        first = some_rows(learner, load, min(KL_SUBSAMPLE, ceil(whole / setup.learning.minibatches)))
-        later, times = some_rows(learner, load, KL_SUBSAMPLE), setup.learning.epochs - 1
+        turns = setup.turns_of(learner.member.name)
+        measured = messages_measured(sum(turn.message for turn in turns) / len(turns))
+        first = some_rows(learner, load, min(measured, ceil(whole / setup.learning.minibatches)))
+        later, times = some_rows(learner, load, measured), setup.learning.epochs - 1
         spent += learner.forward(first, 2) + learner.forward(later, 2) * times
         passes += PassCount(first.micro_batches + times * later.micro_batches)
     return spent.waiting(load.busy), passes

@@ -44,7 +44,12 @@ FILL = 0.8
 """The share of the radius that steps aim for; the rest is a margin for the upper bound."""
 
 KL_SUBSAMPLE = 64
-"""Number of messages on which the first step and early stopping are measured; neither decides on acceptance."""
+"""Most messages on which the first step and early stopping are measured; neither decides on acceptance."""
+KL_SUBSAMPLE_TOKENS = 4096
+"""Most tokens that these messages have together. KLs of long messages, which are sums over their tokens, differ less
+from each other, and fewer of them suffice."""
+KL_SUBSAMPLE_LEAST = 8
+"""So many messages are measured however long they are."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +226,15 @@ def _cannot_teach(data: TrainingBatch, folds: Sequence[Fold], objective: Objecti
     return None
 
 
-def _subsample(rows: np.ndarray, rng: np.random.Generator, count: int = KL_SUBSAMPLE) -> np.ndarray:
-    return np.sort(rng.permutation(rows)[:count])
+def _subsample(rows: np.ndarray, lengths_M: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Messages whose KL stands for that of all ``rows``."""
+    some = rng.permutation(rows)[:KL_SUBSAMPLE]
+    return np.sort(some[: max(KL_SUBSAMPLE_LEAST, int((lengths_M[some].cumsum() <= KL_SUBSAMPLE_TOKENS).sum()))])
+
+
+def messages_measured(tokens: float) -> int:
+    """How many messages of this length are measured after a first step, if there are as many."""
+    return min(KL_SUBSAMPLE, max(KL_SUBSAMPLE_LEAST, int(KL_SUBSAMPLE_TOKENS / tokens)))
 
 
 # -- 3 -------------------------------------------------------------------------------------------------------
@@ -273,10 +285,10 @@ def _optimize(
                 steps += 1
                 work.advance()
                 if steps == 1 and plan.region.gate and fold.opens:
-                    some = _subsample(rows, generator(seed, "first step"))
+                    some = _subsample(rows, data.messages.lengths_M, generator(seed, "first step"))
                     scale *= _fit_first_step(learner, data, before, plan.radii, some, limit=radius / total)
             if plan.region.gate and epoch + 1 < optimization.epochs:
-                some = _subsample(useful, generator(seed, "early stop", epoch))
+                some = _subsample(useful, data.messages.lengths_M, generator(seed, "early stop", epoch))
                 kl_M = data.kl_in_radius_units(learner.measure(some).full_M, plan.radii, some)
                 if not data.mean(kl_M, some) <= radius:
                     break  # already outside the radius: more steps would only need more backtracking

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from teamtr.engines.torch.early_launch import await_previous, early
+
 ROWS, OUTPUTS = 32, 128
 """The tile that one program computes."""
 COLUMNS = 64
@@ -19,9 +21,10 @@ COLUMNS = 64
 @triton.jit
 def _own_adapter_kernel(
     product, up, index, out, rows, row, OUT: tl.constexpr, ALL: tl.constexpr, RANK: tl.constexpr,
-    ADAPTERS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
+    ADAPTERS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of product[:, :OUT] + own(product[:, OUT:]) @ up', where own() keeps the columns of the row's adapter."""
+    await_previous(EARLY)
     n = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     in_n, in_o = n < rows, o < OUT
@@ -32,8 +35,10 @@ def _own_adapter_kernel(
     for start in tl.static_range(0, ALL, COLUMNS):
         c = start + tl.arange(0, COLUMNS)
         own = adapter[:, None] == (c % (ADAPTERS * RANK) // RANK)[None, :]
-        of_rows = in_n[:, None] & own & (c < ALL)[None, :]
+        of_rows = in_n[:, None] & (c < ALL)[None, :]
+        # Read whole and masked afterwards: with a mask by column, it would be read number by number.
         narrow = tl.load(product + n[:, None] * row + OUT + c[None, :], mask=of_rows, other=0.0)
+        narrow = tl.where(own, narrow, 0.0)
         part = tl.load(up + o[:, None] * ALL + c[None, :], mask=in_o[:, None] & (c < ALL)[None, :], other=0.0)
         total = tl.dot(narrow, tl.trans(part), total)
     tl.store(out + n[:, None] * OUT + o[None, :], (found.to(tl.float32) + total).to(out.dtype.element_ty), mask=tile)
@@ -47,5 +52,6 @@ def with_own_adapter(product: Tensor, up_OC: Tensor, index_N: Tensor, rank: int,
     _own_adapter_kernel[(triton.cdiv(outputs, OUTPUTS), triton.cdiv(len(flat), ROWS))](
         flat, up_OC, index_N, out_NO, len(flat), flat.stride(0), OUT=outputs, ALL=columns, RANK=rank,
         ADAPTERS=adapters, ROWS=ROWS, OUTPUTS=OUTPUTS, COLUMNS=COLUMNS, num_warps=4, num_stages=2,
+        **early(flat),
     )  # fmt: skip
     return out_NO.view(*product.shape[:-1], outputs)

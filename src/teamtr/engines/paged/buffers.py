@@ -5,7 +5,8 @@ Every row of the running batch has a seat; every open row has a slot for its noi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import Tensor
 from teamtr.engines.paged.pages import SCRATCH
 from teamtr.engines.paged.work_split import FEWEST_SEATS, Cluster, Together
 from teamtr.engines.sampling import TokenSampler
-from teamtr.types import Ids
+from teamtr.engines.transfer import send
+from teamtr.types import Floats, Ids
 
 SIZES = (FEWEST_SEATS, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batch sizes of captured steps."""
@@ -38,10 +40,26 @@ class Seated:
     adapter: int = NOBODY
 
 
+@dataclass(frozen=True)
+class Look:
+    """The state of some seats at one point of the stream of steps. What ended before it does not change any more."""
+
+    found: Tensor
+    when: torch.cuda.Event | None
+
+    def read(self) -> tuple[list[bool], list[int]]:
+        """Which seats were alive, and their positions. Waits for that point, but not for what follows it."""
+        if self.when is not None:
+            self.when.synchronize()
+        alive, position = self.found.tolist()
+        return list(map(bool, alive)), position
+
+
 @dataclass
 class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses do not change. ``kept`` holds the features that
-    each token was drawn from, ``kept_width`` numbers per token (0: they are not kept)."""
+    """The tensors that captured graphs read and write; their addresses do not change. ``number`` is the noise of each
+    seat's next token. ``kept`` holds the features that each token was drawn from, ``kept_width`` numbers per token (0:
+    they are not kept)."""
 
     rows: int
     tokens: int
@@ -52,6 +70,7 @@ class DecodeBuffers:
     kept_dtype: torch.dtype = torch.float32
     token: Tensor = field(init=False)
     position: Tensor = field(init=False)
+    number: Tensor = field(init=False)
     step: Tensor = field(init=False)
     row: Tensor = field(init=False)
     alive: Tensor = field(init=False)
@@ -76,6 +95,7 @@ class DecodeBuffers:
 
         self.token, self.step, self.row = make(sequences), make(sequences), make(sequences)
         self.position = make(sequences, dtype=torch.int32)
+        self.number = make(sequences, dtype=torch.float64)
         self.alive = make(sequences, dtype=torch.bool)
         self.limit, self.adapter, self.ends = make(sequences), make(sequences), make(sequences, MOST_ENDS)
         self.table = make(sequences, self.width, dtype=torch.int32)
@@ -87,6 +107,7 @@ class DecodeBuffers:
         if self.kept_width:
             self.kept = make(self.rows + 1, self.tokens, self.kept_width, dtype=self.kept_dtype)
         self.together = Together.none(sequences, self.members, self.device)
+        self._beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.clear(0)
 
     def fits(self, rows: int, tokens: int, width: int) -> bool:
@@ -98,6 +119,7 @@ class DecodeBuffers:
         return (
             self.token,
             self.position,
+            self.number,
             self.step,
             self.row,
             self.alive,
@@ -132,24 +154,47 @@ class DecodeBuffers:
             ends[i, : len(row.end_ids)] = sorted(row.end_ids)
             noise[i, : len(row.noise_T)] = row.noise_T
 
-        def sent(values: object, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.as_tensor(np.asarray(values), dtype=dtype).to(self.device)
+        def sent(values: object, dtype: type = np.int64) -> Tensor:
+            return send(np.asarray(values, dtype=dtype), self.device)
 
         slots = sent([row.slot for row in rows])
-        self.uniform[slots, :longest] = sent(noise, torch.float64)
-        self.table[here], self.ends[here] = sent(table, torch.int32), sent(ends)
+        self.uniform[slots, :longest] = sent(noise, np.float64)
+        self.table[here], self.ends[here] = sent(table, np.int32), sent(ends)
         self.row[here] = slots
-        self.position[here] = sent([len(row.prompt) for row in rows], torch.int32)
+        self.position[here] = sent([len(row.prompt) for row in rows], np.int32)
+        self.number[here] = sent(noise[:, 0], np.float64)
         self.limit[here] = sent([len(row.noise_T) for row in rows])
         self.adapter[here] = sent([row.adapter for row in rows])
         self.step[here] = 0
         self.alive[here] = True
         return here
 
-    def steps_left(self, count: int) -> int:
-        """The largest number of tokens that one of the first rows may still get."""
-        left = torch.where(self.alive[:count], self.limit[:count] - self.step[:count], 0)
-        return int(left.max()) if count else 0
+    def look(self, count: int) -> Look:
+        """The state of the first seats after the steps so far."""
+        found = torch.stack([self.alive[:count].int(), self.position[:count]])
+        if self._beside is None:
+            return Look(found, None)
+        read = torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)
+        when = torch.cuda.Event()
+        when.record()
+        return Look(read, when)
+
+    def said(self, slots: Sequence[int], tokens: int, look: Look) -> tuple[Ids, Floats]:
+        """The first tokens of these rows and their log-probabilities, as they were at that point; on a card, they are
+        read beside the steps that follow it."""
+        with self._reading(look):
+            at = send(np.asarray(slots, dtype=np.int64), self.device)
+            ids, logp = self.ids[:, :tokens][at].cpu(), self.logp[:, :tokens][at].cpu()
+        return ids.numpy().astype(np.int32), logp.numpy()
+
+    @contextmanager
+    def _reading(self, look: Look) -> Iterator[None]:
+        if self._beside is None or look.when is None:
+            yield
+            return
+        self._beside.wait_event(look.when)
+        with torch.cuda.stream(self._beside):
+            yield
 
     def clear(self, first: int) -> None:
         """Mark the seats from ``first`` on as without work."""
@@ -162,7 +207,7 @@ class DecodeBuffers:
 
     def keep(self, sequences: Sequence[int]) -> None:
         """Keep only these sequences, in this order."""
-        index = torch.tensor(sequences, dtype=torch.int64, device=self.device)
+        index = send(np.asarray(sequences, dtype=np.int64), self.device)
         for state in self.seats:
             state[: len(sequences)] = state[index]
         self.clear(len(sequences))
@@ -175,7 +220,7 @@ class DecodeBuffers:
             from teamtr.engines.paged.drawing_kernels import record_tokens
 
             seats = tuple(state[here] for state in self.seats[:-2])  # all but adapter and table
-            record_tokens(ids_N, logp_N, features_NH, seats, self.ids, self.logp, self.kept, fed=fed)
+            record_tokens(ids_N, logp_N, features_NH, seats, self.uniform, self.ids, self.logp, self.kept, fed=fed)
             return
         alive_N, step_N = self.alive[here], self.step[here]
         if fed:
@@ -189,4 +234,5 @@ class DecodeBuffers:
         goes_on_N = alive_N & ~ended_N & (step_N + 1 < self.limit[here])
         self.token[here] = torch.where(alive_N, ids_N, self.token[here])
         self.step[here] = step_N + goes_on_N
+        self.number[here] = self.uniform[self.row[here], self.step[here]]
         self.alive[here] = goes_on_N

@@ -19,7 +19,8 @@ VOCABULARY_BLOCK = 2048
 def _mass_kernel(logits, mass, vocabulary, blocks, inverse_temperature, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Largest logit of one block of the vocabulary, and the sum of exponentials relative to it."""
     await_previous(EARLY)
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # The last blocks first: they were written last, and are partly still in the card's cache.
+    row, block = tl.program_id(0).to(tl.int64), blocks - 1 - tl.program_id(1)
     v = block * BLOCK + tl.arange(0, BLOCK)
     x = (
         tl.load(logits + row * vocabulary + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
@@ -97,7 +98,7 @@ def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -
 
 @triton.jit
 def _record_kernel(
-    chosen, logprob, features, token, position, step, row, alive, limit, ends, ids, logp, kept,
+    chosen, logprob, features, token, position, number, step, row, alive, limit, ends, uniform, ids, logp, kept,
     spare, tokens, features_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ENDS: tl.constexpr, FED: tl.constexpr,
     KEPT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +106,8 @@ def _record_kernel(
     await_previous(EARLY)
     n = tl.program_id(0).to(tl.int64)
     lives, at, said = tl.load(alive + n) != 0, tl.load(step + n), tl.load(chosen + n)
-    to = tl.where(lives, tl.load(row + n), spare).to(tl.int64) * tokens + at
+    mine = tl.load(row + n).to(tl.int64) * tokens
+    to = tl.where(lives, mine, spare.to(tl.int64) * tokens) + at
     tl.store(ids + to, said)
     tl.store(logp + to, tl.load(logprob + n))
     if KEPT:
@@ -116,23 +118,27 @@ def _record_kernel(
     ended = tl.max((tl.load(ends + n * ENDS + tl.arange(0, ENDS)) == said).to(tl.int32), 0) > 0
     goes_on = lives & (ended == 0) & (at + 1 < tl.load(limit + n))
     next_token, fed = tl.where(lives, said, tl.load(token + n)), tl.load(position + n) + lives.to(tl.int32)
+    next_step = at + goes_on.to(tl.int64)
+    next_number = tl.load(uniform + mine + next_step)
     tl.debug_barrier()  # all warps have read the seat before one of them changes it
     tl.store(token + n, next_token)
     if FED:
         tl.store(position + n, fed)
-    tl.store(step + n, at + goes_on.to(tl.int64))
+    tl.store(number + n, next_number)
+    tl.store(step + n, next_step)
     tl.store(alive + n, goes_on)
 
 
 def record_tokens(
-    ids_N: Tensor, logp_N: Tensor, features_NH: Tensor, seats: tuple[Tensor, ...], ids: Tensor, logp: Tensor,
-    kept: Tensor | None, *, fed: bool,
+    ids_N: Tensor, logp_N: Tensor, features_NH: Tensor, seats: tuple[Tensor, ...], uniform: Tensor, ids: Tensor,
+    logp: Tensor, kept: Tensor | None, *, fed: bool,
 ) -> None:  # fmt: skip
-    """``DecodeBuffers.record`` in one kernel. ``seats``: token, position, step, row, alive, limit and ends of the rows
-    that drew; ``ids``, ``logp`` and ``kept`` hold what all rows said, with one spare row."""
+    """``DecodeBuffers.record`` in one kernel. ``seats``: token, position, number, step, row, alive, limit and ends of
+    the rows that drew; ``uniform`` holds all rows' noise, ``ids``, ``logp`` and ``kept`` what they said, with one spare
+    row."""
     width = features_NH.shape[1]
     _record_kernel[(len(ids_N),)](
-        ids_N, logp_N, features_NH, *seats, ids, logp, ids if kept is None else kept,
+        ids_N, logp_N, features_NH, *seats, uniform, ids, logp, ids if kept is None else kept,
         len(ids) - 1, ids.shape[1], features_NH.stride(0), WIDTH=width, BLOCK=min(1024, triton.next_power_of_2(width)),
         ENDS=seats[-1].shape[1], FED=fed, KEPT=kept is not None, num_warps=4 if kept is not None else 1,
         **early(ids_N),

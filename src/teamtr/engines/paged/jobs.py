@@ -53,7 +53,7 @@ MoreJobs = Callable[[Sequence[Ended]], Sequence[Job]]
 @dataclass(eq=False)
 class OpenRow:
     """A row that is being written: its number in the stream, its pages, and the slot of its output. ``told`` counts the
-    tokens that were already reported."""
+    tokens that were already reported, ``drawn`` those that are drawn unless the message ends before."""
 
     row: int
     job: Job
@@ -61,6 +61,12 @@ class OpenRow:
     pages: list[int]
     slot: int
     told: int = 0
+    drawn: int = 1
+
+    @property
+    def left(self) -> int:
+        """The most tokens that are still to be drawn."""
+        return len(self.job.noise_T) - self.drawn
 
     @property
     def prompt(self) -> Ids:

@@ -17,17 +17,25 @@ from torch import Tensor, nn
 from teamtr.engines.paged.fused_linears import Siblings
 from teamtr.engines.paged.products import compute_by_product
 from teamtr.engines.torch.anatomy import epsilon_of
-from teamtr.engines.torch.known_layers import adds_twice, computed_by_kernels, hands_on, is_gated, is_rms_norm
+from teamtr.engines.torch.known_layers import (
+    adds_twice,
+    computed_by_kernels,
+    hands_on,
+    is_gated,
+    is_rms_norm,
+    turns_plainly,
+)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Decoder layers whose outputs go to the next layer only, the recognized gates among their parts, and the norm
-    after the last one."""
+    """Decoder layers whose outputs go to the next layer only, the recognized gates among their parts, the norm after
+    the last one, and the module of the angles, if it is recognized."""
 
     layers: list[Any]
     gates: list[Any]
     norm: Any
+    rotation: Any
 
     @staticmethod
     def of(model: Any) -> Stack | None:
@@ -36,7 +44,9 @@ class Stack:
         layers, norm = list(getattr(decoder, "layers", ())), getattr(decoder, "norm", None)
         if not layers or not all(map(adds_twice, layers)) or not is_rms_norm(norm) or not hands_on(model):
             return None
-        return Stack(layers, [layer.mlp for layer in layers if is_gated(layer.mlp)], norm)
+        rotation = getattr(decoder, "rotary_emb", None)
+        gates = [layer.mlp for layer in layers if is_gated(layer.mlp)]
+        return Stack(layers, gates, norm, rotation if turns_plainly(rotation) else None)
 
     def is_whole(self, attention: Container[nn.Module]) -> bool:
         """Whether our own kernels compute everything between the matrix products. ``attention``: the recognized
@@ -70,6 +80,8 @@ def join_layers(stack: Stack, products: Mapping[nn.Module, Siblings]) -> None:
         if type(gate.down_proj) is nn.Linear:
             compute_by_product(gate.down_proj)
     stack.norm.forward = _last_norm_forward(stack.norm, carried)
+    if stack.rotation is not None:
+        stack.rotation.forward = _angles_forward(stack.rotation)
 
 
 def _layer_forward(layer: Any, carried: _Carried, *, first: bool) -> Callable[..., Tensor]:
@@ -91,6 +103,21 @@ def _last_norm_forward(module: Any, carried: _Carried) -> Callable[[Tensor], Ten
 
     def forward(x: Tensor) -> Tensor:
         return last(x, carried.take())[1]
+
+    return forward
+
+
+def _angles_forward(module: Any) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    plain = module.forward
+
+    def forward(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if not computed_by_kernels(x) or len(position_ids) > 1:
+            said: tuple[Tensor, Tensor] = plain(x, position_ids)
+            return said
+        from teamtr.engines.torch.fused_rotation import angles
+
+        cos, sin = angles(position_ids[0], module.inv_freq.float(), module.attention_scaling, x.dtype)
+        return cos[None], sin[None]
 
     return forward
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from teamtr.engines.paged import reference
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.work_split import Together
 from teamtr.engines.torch.rotation import Rotation
+from teamtr.engines.transfer import send
 
 BLOCK = 64
 """Query tokens of one program of the prefill kernel."""
@@ -93,11 +95,9 @@ class Prefilling:
         """``rows`` are (pages, tokens already in them, tokens in them after this pass)."""
         size = pool.books.size
         width = max(len(pages) for pages, _, _ in rows)
-        table = torch.tensor([[*pages, *[0] * (width - len(pages))] for pages, _, _ in rows], dtype=torch.int32)
-        position = torch.cat([torch.arange(known, length) for _, known, length in rows])
-        row = torch.repeat_interleave(
-            torch.arange(len(rows)), torch.tensor([length - known for _, known, length in rows])
-        )
+        table = np.array([[*pages, *[0] * (width - len(pages))] for pages, _, _ in rows], dtype=np.int32)
+        position = np.concatenate([np.arange(known, length) for _, known, length in rows])
+        row = np.repeat(np.arange(len(rows)), [length - known for _, known, length in rows])
         blocks, first, last = [], 0, []
         for r, (_, known, length) in enumerate(rows):
             for start in range(known, length, BLOCK):
@@ -106,12 +106,12 @@ class Prefilling:
             last.append(first - 1)
         return Prefilling(
             pool=pool,
-            table_RP=table.to(device),
-            page_N=table[row, position // size].long().to(device),
-            slot_N=(position % size).to(device),
-            position_N=position.to(device),
-            blocks=torch.tensor(blocks, dtype=torch.int32).T.contiguous().to(device),
-            last_R=torch.tensor(last).to(device),
+            table_RP=send(table, device),
+            page_N=send(table[row, position // size].astype(np.int64), device),
+            slot_N=send(position % size, device),
+            position_N=send(position, device),
+            blocks=send(np.ascontiguousarray(np.array(blocks, dtype=np.int32).T), device),
+            last_R=send(np.array(last), device),
             longest=size * width,
         )
 

@@ -50,7 +50,7 @@ class Pages:
     def find(self, version: str, ids: Ids) -> list[int]:
         """The pages of the longest cached prefix of ``ids``, in order. The caller holds them from now on."""
         found = []
-        for name in self._names(version, ids):
+        for name in self._names(version.encode(), ids):
             page = self._page_of.get(name)
             if page is None:
                 break
@@ -83,8 +83,10 @@ class Pages:
         return list(pages)
 
     def name(self, version: str, ids: Ids, pages: Sequence[int]) -> None:
-        """Make the pages that ``ids`` fills reusable as a prefix."""
-        for name, page in zip(self._names(version, ids), pages, strict=False):
+        """Make the pages that ``ids`` fills reusable as a prefix. Those that have a name already are its beginning."""
+        known = next((k for k, page in enumerate(pages) if page not in self._name_of), len(pages))
+        before = self._name_of[pages[known - 1]] if known else version.encode()
+        for name, page in zip(self._names(before, ids[known * self.size :]), pages[known:], strict=False):
             if name not in self._page_of and page not in self._name_of:
                 self._page_of[name] = page
                 self._name_of[page] = name
@@ -110,8 +112,8 @@ class Pages:
         self._holders[page] += 1
         self._idle.pop(page, None)
 
-    def _names(self, version: str, ids: Ids) -> Iterator[bytes]:
-        name = version.encode()
+    def _names(self, name: bytes, ids: Ids) -> Iterator[bytes]:
+        """The names of the pages that ``ids`` fills, after a page of this name, or the version."""
         ids = np.ascontiguousarray(ids, dtype=np.int32)
         for start in range(0, len(ids) - self.size + 1, self.size):
             name = hashlib.blake2b(name + ids[start : start + self.size].tobytes(), digest_size=16).digest()

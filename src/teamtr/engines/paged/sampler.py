@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.answers import Ended, Sample
-from teamtr.engines.paged.buffers import SIZES, DecodeBuffers
+from teamtr.engines.paged.buffers import SIZES, DecodeBuffers, Look
 from teamtr.engines.paged.jobs import Job, MoreJobs, OpenRow, Speaker
 from teamtr.engines.paged.layout import Decoding, Prefilling, portions
 from teamtr.engines.paged.pages import Pool
@@ -37,6 +37,7 @@ from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import Cluster, clusters, most_members, remaining, spared, worth_sparing
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
+from teamtr.engines.transfer import send
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.progress import Work, working
@@ -48,6 +49,8 @@ PREFILL_TOKENS = 16_384
 """Maximum number of tokens of a prefill pass. Its memory does not grow with the length or the number of prompts."""
 LOOK_EVERY = 16
 """Decode steps between two checks for ended rows."""
+STEPS_AHEAD = 2
+"""Steps that the card still has to compute when these checks are made."""
 
 
 class Server:
@@ -161,23 +164,19 @@ class Server:
             # 1. and 2. admit, and draw the first token from the prefill
             fresh = self._admit(waiting.get(lane, {}), running, present)
             running += fresh
-            drawing = running[0].job.speaker.drawing
+            if fresh:
+                self._share(running)  # meanwhile the card computes the prefill
             # 3. decode
-            buffers = self._require_buffers()
-            steps = min(LOOK_EVERY, buffers.steps_left(len(running)))
-            if fresh and steps:
-                self._share(running)
-            for _ in range(steps):
-                self._replay(len(running), drawing)
+            look, steps = self._advance(running)
             # 4. compact the batch
-            alive = buffers.alive[: len(running)].tolist()
+            alive, written = look.read()
             work.advance(len(fresh) + len(running) * steps)  # also counts rows that ended in between
             if follow is not unfollowed:
-                alive = self._tell(running, alive, follow)
+                alive = self._tell(running, alive, written, look, follow)
             ended = []
             if not all(alive):
-                ended = self._leave(running, alive)
-                self._put_clusters(remaining(buffers.clusters, alive), sum(alive))
+                ended = self._leave(running, alive, written, look)
+                self._put_clusters(remaining(self._require_buffers().clusters, alive), sum(alive))
                 running[:] = [sequence for sequence, stays in zip(running, alive, strict=True) if stays]
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
@@ -255,10 +254,10 @@ class Server:
                 self.copy.device,
             )
             said = [one.prompt[piece.start : piece.end] for one, piece in zip(of, part, strict=True)]
-            ids = torch.as_tensor(np.concatenate(said), dtype=torch.int64)
+            ids = send(np.concatenate(said).astype(np.int64), self.copy.device)
             if self.copy.rows is not None:
                 self.copy.rows.of_tokens([one.job.speaker.adapter for one in of], counts)
-            hidden = self._hidden(layout, ids.to(self.copy.device), layout.position_N)
+            hidden = self._hidden(layout, ids, layout.position_N)
             ends = [k for k, (one, piece) in enumerate(zip(of, part, strict=True)) if piece.end == len(one.prompt)]
             last.append(hidden[layout.last_R[ends]])
         return torch.cat(last)
@@ -281,12 +280,28 @@ class Server:
         buffers = self._require_buffers()
         here = buffers.seat([sequence.seated for sequence in sequences], first)
         place = {leader: i for i, leader in enumerate(leaders)}
-        at = torch.tensor([place[lead] for lead in leads], device=buffers.device)
+        at = send(np.array([place[lead] for lead in leads]), buffers.device)
         logits = self.copy.logits(hidden)[at]
-        ids, logp = sequences[0].job.speaker.drawing(logits, buffers.uniform[buffers.row[here], 0])
+        ids, logp = sequences[0].job.speaker.drawing(logits, buffers.number[here])
         buffers.record(here, ids, logp, hidden[at])
 
     # -- 3. ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, running: Sequence[OpenRow]) -> tuple[Look, int]:
+        """Some steps of all rows. Returns their number, and a look at the rows that is taken before the last few of
+        them, so that the card computes these while rows that ended leave; or after all, if no row can have more."""
+        left, rows = max(sequence.left for sequence in running), len(running)
+        steps = min(LOOK_EVERY, left)
+        ahead = min(STEPS_AHEAD, left - steps)
+        drawing, buffers = running[0].job.speaker.drawing, self._require_buffers()
+        for _ in range(steps - ahead):
+            self._replay(rows, drawing)
+        look = buffers.look(rows)
+        for _ in range(ahead):
+            self._replay(rows, drawing)
+        for sequence in running:
+            sequence.drawn += steps
+        return look, steps
 
     def _replay(self, sequences: int, drawing: TokenSampler) -> None:
         size = _size(sequences)
@@ -325,9 +340,8 @@ class Server:
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
         if self.copy.rows is not None:
             self.copy.rows.index_N = buffers.adapter[:size]
-        hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size].long())
-        uniform = buffers.uniform[buffers.row[:size], buffers.step[:size]]
-        ids, logp = drawing(self.copy.logits(hidden), uniform)
+        hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size])
+        ids, logp = drawing(self.copy.logits(hidden), buffers.number[:size])
         buffers.record(slice(0, size), ids, logp, hidden, fed=True)
 
     def _capture(self, size: int, drawing: TokenSampler) -> Any:
@@ -356,36 +370,34 @@ class Server:
 
     # -- 4. ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, running: Sequence[OpenRow], alive: Sequence[bool], follow: Follow) -> list[bool]:
-        """Report the tokens since the last check to ``follow``; returns which rows continue. A row that ``follow`` no
-        longer wants leaves as if it had ended."""
-        buffers = self._require_buffers()
-        slots = torch.tensor([sequence.slot for sequence in running], device=buffers.device)
-        written = buffers.position[: len(running)].tolist()
+    def _tell(
+        self, running: Sequence[OpenRow], alive: Sequence[bool], written: Sequence[int], look: Look, follow: Follow
+    ) -> list[bool]:
+        """Report the tokens between the last two looks to ``follow``; returns which rows continue. A row that
+        ``follow`` no longer wants leaves as if it had ended."""
         most = max(upto - len(sequence.prompt) for sequence, upto in zip(running, written, strict=True)) + 1
-        ids = buffers.ids[:, :most][slots].cpu().numpy().astype(np.int32)
+        ids, _ = self._require_buffers().said([sequence.slot for sequence in running], most, look)
         goes_on = []
         for sequence, stays, position, said in zip(running, alive, written, ids, strict=True):
-            before, upto = sequence.told, int(position) - len(sequence.prompt) + 1
+            before, upto = sequence.told, position - len(sequence.prompt) + 1
             sequence.told = upto
             wanted = upto == before or follow(sequence.row, before, said[before:upto].copy())
             goes_on.append(stays and wanted)
         return goes_on
 
-    def _leave(self, running: Sequence[OpenRow], alive: Sequence[bool]) -> list[Ended]:
+    def _leave(
+        self, running: Sequence[OpenRow], alive: Sequence[bool], written: Sequence[int], look: Look
+    ) -> list[Ended]:
         """Remove the rows that ended and release their pages; returns their messages."""
         buffers, books = self._require_buffers(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
-        written = buffers.position[: len(running)].tolist()
-        slots = torch.tensor([running[i].slot for i in gone], device=buffers.device)
         most = max(written[i] - len(running[i].prompt) for i in gone) + 1  # buffers are longer than messages
-        ids = buffers.ids[:, :most][slots].cpu().numpy().astype(np.int32)
-        logp = buffers.logp[:, :most][slots].cpu().numpy()
+        ids, logp = buffers.said([running[i].slot for i in gone], most, look)
         ended: list[Ended] = []
         for i, said, logprobs in zip(gone, ids, logp, strict=True):
             sequence = running[i]
             # The last token drawn was never fed to the model, so it has no key and value.
-            fed = int(written[i]) - len(sequence.prompt)
+            fed = written[i] - len(sequence.prompt)
             books.name(sequence.version, np.concatenate([sequence.prompt, said[:fed]]), sequence.pages)
             books.give_back(sequence.pages)
             finish: Finish = "stop" if int(said[fed]) in sequence.job.speaker.end_ids else "length"

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from teamtr.engines.transfer import send
 from teamtr.types import common_beginning
 
 SPLIT_TARGET = 4 * 132
@@ -70,7 +71,7 @@ def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
     """Rows that read their first pages together, at most ``most`` per cluster. The rows are sorted by their pages and
     cut into runs so that the fewest pages are read; rows that share nothing are in no cluster."""
     order = sorted(range(len(pages)), key=pages.__getitem__)
-    alike = [common_beginning(a, b) for a, b in pairwise(np.asarray(pages[row]) for row in order)]
+    alike = [_in_common(a, b) for a, b in pairwise(pages[row] for row in order)]
     spares, sizes = [0], [0]  # of the first rows in that order: pages saved, and the size of the last cluster
     for end in range(1, len(order) + 1):
         best, best_size, common = spares[end - 1], 1, len(pages[order[end - 1]])
@@ -89,6 +90,11 @@ def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
             cut.append((order[first:end], min(alike[first : end - 1])))
         end = first
     return cut[::-1]
+
+
+def _in_common(a: list[int], b: list[int]) -> int:
+    """Pages at the beginning of both; most rows of different prompts differ in the first one."""
+    return common_beginning(np.asarray(a), np.asarray(b)) if a[0] == b[0] else 0
 
 
 def remaining(found: Sequence[Cluster], stays: Sequence[bool]) -> list[Cluster]:
@@ -130,7 +136,7 @@ class Together(NamedTuple):
             member[c, : len(rows)] = rows
             pages[c], first[rows] = common, common
         for target, source in zip(self, (member, pages, first), strict=True):
-            target.copy_(torch.from_numpy(source))
+            target.copy_(send(source, target.device))
 
     def of(self, rows: int) -> Together:
         """The part that a step of the first rows needs."""

@@ -320,9 +320,10 @@ class Packed:
         if self.end_to_end:
             from torch.nn.attention.varlen import varlen_attn
 
+            shares: dict[str, Any] = {"enable_gqa": True} if grouped and "enable_gqa" in _varlen_options() else {}
             out = varlen_attn(
                 query, key, value, self.starts, self.starts, self.longest, self.longest,
-                scale=scale, window_size=(-1, 0), enable_gqa=grouped,
+                scale=scale, window_size=(-1, 0), **shares,
             )  # fmt: skip
             assert isinstance(out, Tensor)
         else:
@@ -344,13 +345,15 @@ def _needs_own_keys(query: Tensor, longest: int) -> bool:
 
 def goes_end_to_end(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether attention takes rows of this dtype without padding."""
-    return device.type == "cuda" and dtype != torch.float32 and _has_varlen()
+    return device.type == "cuda" and dtype != torch.float32 and {"window_size", "scale"} <= _varlen_options()
 
 
 @cache
-def _has_varlen() -> bool:
+def _varlen_options() -> frozenset[str]:
+    """Arguments of torch's attention without padding; none if it has none. Before it had ``enable_gqa``, it shared keys
+    and values between heads without being told to."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return {"window_size", "enable_gqa", "scale"} <= set(inspect.signature(varlen_attn).parameters)
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)

@@ -1,4 +1,5 @@
-"""Triton kernels between product and attention in half precision: norm and rotation of queries and keys.
+"""Triton kernels between product and attention in half precision: norm and rotation of queries and keys, and the
+angles of the rotation.
 
 As in ``fused_layers``, there is one kernel forward and one backward. They read their inputs once, compute in float32,
 round once at the end, and save nothing but their inputs. Where query, key and value are side by side in one row, one
@@ -15,7 +16,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from teamtr.engines.torch.fused_layers import power_of_2
+from teamtr.engines.torch.early_launch import await_previous, early
+from teamtr.engines.torch.fused_layers import BLOCK, power_of_2
+
+
+@triton.jit
+def _angles_kernel(
+    position, frequency, cos, sin, tokens, scale, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Cosine and sine of the angles of some tokens, for both halves of a head."""
+    await_previous(EARLY)
+    n, d = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK)
+    in_n, mask = n < tokens, (n < tokens)[:, None] & (d < HALF)[None, :]
+    turns = tl.load(frequency + d, mask=d < HALF, other=0.0)
+    angle = tl.load(position + n, mask=in_n, other=0).to(tl.float32)[:, None] * turns[None, :]
+    at = n[:, None] * (2 * HALF) + d[None, :]
+    cosine, sine = (tl.cos(angle) * scale).to(cos.dtype.element_ty), (tl.sin(angle) * scale).to(sin.dtype.element_ty)
+    tl.store(cos + at, cosine, mask=mask)
+    tl.store(cos + at + HALF, cosine, mask=mask)
+    tl.store(sin + at, sine, mask=mask)
+    tl.store(sin + at + HALF, sine, mask=mask)
+
+
+def angles(position_N: Tensor, frequency: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of a plain rotation, [N, D] each, for float32 frequencies of half a head."""
+    tokens, half = len(position_N), len(frequency)
+    cos, sin = torch.empty(2, tokens, 2 * half, dtype=dtype, device=position_N.device)
+    rows = max(1, BLOCK // power_of_2(half))
+    _angles_kernel[(-(-tokens // rows),)](
+        position_N, frequency, cos, sin, tokens, scale, HALF=half, TOKENS=rows, BLOCK=power_of_2(half), num_warps=4,
+        **early(position_N),
+    )  # fmt: skip
+    return cos, sin
 
 
 @triton.jit

@@ -143,3 +143,25 @@ def is_rms_norm(module: Any) -> bool:
     with gathered(module):
         theirs, ours = module(x), rms_norm(x, (len(weight),), module.weight.float(), epsilon_of(module))
     return torch.allclose(theirs.float(), ours, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def turns_plainly(module: Any) -> bool:
+    """Whether the module returns the cosines and sines of position times ``inv_freq``, twice side by side and scaled by
+    ``attention_scaling``, by comparing outputs. Rotations whose frequencies depend on the longest row do not."""
+    frequency, scale = getattr(module, "inv_freq", None), getattr(module, "attention_scaling", None)
+    if not isinstance(frequency, Tensor) or frequency.ndim != 1 or not isinstance(scale, float | int):
+        return False
+    if getattr(module, "rope_type", "default") in ("dynamic", "longrope"):
+        return False
+    position = torch.tensor([[0, 1, 5, 300]], device=frequency.device)
+    try:
+        theirs = module(torch.zeros(1, device=frequency.device), position)
+    except Exception:  # any error: it wants other arguments
+        return False
+    angle = position[0, :, None].float() * frequency.float()
+    angle = torch.cat([angle, angle], -1)
+    if not isinstance(theirs, tuple) or len(theirs) != 2 or any(part.shape != (1, *angle.shape) for part in theirs):
+        return False
+    ours = (angle.cos() * scale, angle.sin() * scale)
+    return all(torch.allclose(a[0].float(), b, rtol=1e-5, atol=1e-6) for a, b in zip(theirs, ours, strict=True))

@@ -10,6 +10,7 @@ parts, which are added in a fixed order, so that the same numbers give the same 
 from __future__ import annotations
 
 from functools import cache, lru_cache, partial
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -49,12 +50,15 @@ def _narrow_kernel(
 @triton.jit
 def _across_kernel(
     wide, narrow, factor, across, along, places, scale, tokens, row, narrow_row, each, WIDTH: tl.constexpr,
-    RANK: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALIGNED: tl.constexpr,
+    ALONG: tl.constexpr,
 ):  # fmt: skip
     """Some columns, all of one layer, over ``each`` tokens: their part of scale * wide' @ narrow, and with ``ALONG`` of
     scale * wide @ factor."""
     block, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    start, end, layer = tl.load(places + 3 * block), tl.load(places + 3 * block + 1), tl.load(places + 3 * block + 2)
+    # Without knowing that columns are aligned, a tile would be read number by number, at a quarter of the speed.
+    start = tl.multiple_of(tl.load(places + 3 * block), ALIGNED)
+    end, layer = tl.multiple_of(tl.load(places + 3 * block + 1), ALIGNED), tl.load(places + 3 * block + 2)
     c, r = start.to(tl.int64) + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
     in_c, in_r = c < end, r < RANK
     of_columns = in_c[:, None] & in_r[None, :]
@@ -149,7 +153,8 @@ def _across(
     _across_kernel[(work.blocks, work.shares)](
         wide_NW, narrow_NR, narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR, places, scale, tokens,
         wide_NW.stride(0), narrow_NR.stride(0), work.each, WIDTH=width, RANK=rank, TOKENS=ACROSS_TOKENS,
-        COLUMNS=work.columns, RANKS=work.ranks, ALONG=factor_WR is not None, num_warps=8, num_stages=3,
+        COLUMNS=work.columns, RANKS=work.ranks, ALIGNED=gcd(*sizes, work.columns), ALONG=factor_WR is not None,
+        num_warps=8, num_stages=3,
     )  # fmt: skip
     sums = in_parts(rank, width) if factor_WR is None else in_parts(width, rank)
     found_NR = None if factor_WR is None else torch.empty(tokens, ranks, dtype=wide_NW.dtype, device=device)
