@@ -63,7 +63,8 @@ def test_groups_take_turns_and_their_seconds_add_up():
     assert found.phases["sample"].seconds > 0.0
     more = predict(in_groups(4, 1))
     assert more.groups[0].seconds < found.groups[0].seconds
-    assert more.groups[1].phases["train"] == found.groups[1].phases["train"], "one worker has as many rows"
+    steps, others = more.groups[1].phases["train"].seconds, found.groups[1].phases["train"].seconds
+    assert steps == pytest.approx(others, rel=0.02), "one worker has as many rows, and measures a few in more shards"
     evaluated = replace(given, evaluated=(64, 2))
     parts = [sample_seconds(one, predict(one).memory.pages, 64).seconds for one in evaluated.by_group]
     assert predict(evaluated).run_seconds == pytest.approx(evaluated.plan.stages * found.seconds + 2 * sum(parts))
