@@ -340,7 +340,8 @@ class Server:
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
         if self.copy.rows is not None:
             self.copy.rows.index_N = buffers.adapter[:size]
-        hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size])
+        position = buffers.position[:size] if self.copy.joined else buffers.position[:size].long()
+        hidden = self._hidden(layout, buffers.token[:size], position)
         ids, logp = drawing(self.copy.logits(hidden), buffers.number[:size])
         buffers.record(slice(0, size), ids, logp, hidden, fed=True)
 
