@@ -8,8 +8,8 @@
 Both train an adapter on the same messages in the same precision, with the same number of optimizer steps. Ours is a
 whole update (``update_agent``): "score" includes the noise floor, "train" the measurements that size the first step and
 stop early, "gate" the measurement that decides. Padded training pads every micro-batch to its longest row, computes the
-full logits of the message tokens, and has no trust region: it scores and trains. "New lengths": the update after it, of
-another batch, whose rows have lengths that no pass has had before. "KL" is the time that the
+full logits of the message tokens, and has no trust region: it scores and trains. "New lengths": the next update of
+ours, with another batch, whose rows have lengths that no pass has had before. "KL" is the time that the
 full-vocabulary KL adds to the steps, beyond the token log-probabilities that any method needs.
 """
 

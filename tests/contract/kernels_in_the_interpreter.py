@@ -227,8 +227,8 @@ def record() -> None:
             both.append([*buffers.seats, buffers.ids[:-1], buffers.logp[:-1], *([buffers.kept[:-1]] if width else [])])
             assert buffers.alive[:6].tolist() == [False, True, False, False, True, False]
             assert buffers.position[1:5].tolist() == [3 + fed] * 4
-            assert torch.equal(buffers.number[:6], buffers.uniform[buffers.row[:6], buffers.step[:6]])
-            assert buffers.number[1] == given[0].noise_T[1]
+            assert torch.equal(buffers.next_uniform[:6], buffers.uniform[buffers.row[:6], buffers.step[:6]])
+            assert buffers.next_uniform[1] == given[0].noise_T[1]
         for ours, theirs in zip(*both, strict=True):
             assert torch.equal(ours, theirs)
 
@@ -338,6 +338,7 @@ def whole_groups() -> None:
         ours = server.sample("v", prompts, uniforms(5, 7, 6), drawing=TokenSampler(), end_ids=policy.end_ids)
     assert calls["add_norm"] == 4 * calls["norm"], "of two layers: all sums but the first, which nothing is added to"
     assert calls["gated"] + calls["gated_product"] == 2 * calls["norm"]
+    assert calls["angles"] == calls["norm"], "once in every pass"
     # of every step: gate and up; query, key and value, attention's last product, and down; prefills are torch's
     assert calls["product"] == 3 * calls["gated_product"] > 0 < calls["gated"]
     for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 6)), strict=True):
@@ -349,6 +350,7 @@ def whole_groups() -> None:
 COUNTED = (
     *((fused_layers, name) for name in ("norm", "add_norm", "gated")),
     *((product_kernel, name) for name in ("product", "gated_product")),
+    (fused_rotation, "angles"),
 )
 
 

@@ -308,7 +308,7 @@ def test_a_layer_that_asks_its_parts_otherwise_than_we_do_keeps_its_forward(atte
         (None, True),
         ({"rope_type": "linear", "factor": 4.0}, True),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, True),
-        ({"rope_type": "dynamic", "factor": 4.0}, False),
+        ({"rope_type": "dynamic", "factor": 4.0}, False),  # like the next, it is plain up to 4,096 positions
         ({"rope_type": "longrope", "factor": 4.0, "short": 1.0, "long": 2.0}, False),
     ],
     ids=str,
@@ -319,8 +319,8 @@ def test_angles_are_computed_by_us_if_they_depend_on_the_position_alone(scaling,
     rope = {"rope_theta": 1e4, **({"rope_type": "default"} if scaling is None else scaling)}
     if rope["rope_type"] == "longrope":
         rope |= {f"{kind}_factor": [rope.pop(kind)] * 8 for kind in ("short", "long")}
-        rope["original_max_position_embeddings"] = 64
-    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=256, rope_parameters=rope)
+        rope["original_max_position_embeddings"] = 4096
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=4096, rope_parameters=rope)
     module = LlamaRotaryEmbedding(config)
     assert turns_plainly(module) == plainly
     assert not turns_plainly(torch.nn.Linear(2, 2))

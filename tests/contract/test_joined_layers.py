@@ -53,6 +53,7 @@ def test_layers_of_the_sampling_copy_leave_their_last_sum_to_the_next_one(kind, 
     assert bool(asked) == joined
     assert asked.count("add_norm") == 2 * LAYERS * asked.count("norm"), "every sum but the first, the last norm's too"
     assert asked.count("gated") == (LAYERS * asked.count("norm") if gates else 0)
+    assert asked.count("angles") == asked.count("norm"), "once in every pass"
     for plain, carried, by_kernels in zip(*said, strict=True):
         assert plain[0] == carried[0] == by_kernels[0]
         assert np.array_equal(plain[1], carried[1])

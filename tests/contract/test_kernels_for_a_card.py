@@ -57,7 +57,7 @@ def compiled(monkeypatch, tmp_path) -> Compiled:
         given = dict(zip(self.arg_names, args, strict=False)) | named
         settings = {k: v for k, v in options.items() if k not in self.arg_names}
         assert set(given) == set(self.arg_names), "every argument is given"
-        constants = {k: v for k, v in given.items() if self.params[self.arg_names.index(k)].is_constexpr}
+        constants = {k: v for k, v in given.items() if self.params[self.arg_names.index(k)].is_constexpr or _is_one(v)}
         aligned = [name for name in self.arg_names if name not in constants and _is_aligned(given[name])]
         source = ASTSource(
             self,
@@ -79,6 +79,11 @@ def compiled(monkeypatch, tmp_path) -> Compiled:
     monkeypatch.setattr(JITFunction, "run", compile_it)
     monkeypatch.setattr(early_launch, "launches_early", lambda device: True)
     return done
+
+
+def _is_one(value: object) -> bool:
+    """Whether a launch makes it a constant, which has no methods of a tensor."""
+    return type(value) is int and value == 1
 
 
 def _is_aligned(value: object) -> bool:
@@ -175,7 +180,15 @@ def test_drawing(compiled):
         drawing_kernels.record_tokens(
             ids, logp, torch.zeros(4, 2048).half(), seats, said.double(), said.long(), said, of_rows, fed=True
         )
-    assert compiled == ["_mass_kernel", "_pick_kernel", "_record_kernel", "_record_kernel"]
+    alone = tuple(state[:1] for state in seats)  # buffers for one row, and the spare one
+    for tokens in (16, 1):
+        said = torch.zeros(2, tokens)
+        features = torch.zeros(1, 2048).half()
+        drawing_kernels.record_tokens(
+            ids[:1], logp[:1], features, alone, said.double(), said.long(), said, None, fed=True
+        )
+    drawing_kernels.draw_token(torch.zeros(1, 151_936), torch.zeros(1, dtype=torch.float64))
+    assert compiled == ["_mass_kernel", "_pick_kernel", *["_record_kernel"] * 4, "_mass_kernel", "_pick_kernel"]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

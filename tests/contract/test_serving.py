@@ -32,6 +32,7 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported, attendin
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.progress import Work
 from teamtr.randomness import uniforms
 from teamtr.rollout import play
 from teamtr.session.build import build
@@ -112,8 +113,47 @@ def test_tokens_are_followed_and_rows_that_nobody_wants_give_their_pages_back(po
             written = len(sample.token_ids)
             assert told[row] == sample.token_ids.tolist() == expected.token_ids.tolist()[:written]
             assert sample.finish == ("length" if written < len(expected.token_ids) else expected.finish)
-            assert written <= LOOK_EVERY + 1 if row % 3 == 0 else written == len(expected.token_ids)
+            first_look = 1 + LOOK_EVERY - STEPS_AHEAD
+            assert written <= first_look if row % 3 == 0 else written == len(expected.token_ids)
         assert server.books.available == server.books.count - 1, "every page was given back"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("look", "ahead"), [(1, 0), (1, 2), (2, 2), (3, 5), (16, 0), (16, 2)])
+def test_steps_that_are_still_to_be_computed_at_a_look_change_no_message(policy, look, ahead, monkeypatch):
+    """Rows of different limits, some of which nobody wants any more; the first ends in the steps after a look, when the
+    second leaves. Every step is counted once."""
+    monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", look)
+    monkeypatch.setattr("teamtr.engines.paged.sampler.STEPS_AHEAD", ahead)
+    monkeypatch.setattr(policy, "end_ids", frozenset({5, 6, 7}))
+    counted: list[int] = []
+    monkeypatch.setattr(Work, "advance", lambda self, count=1: counted.append(count))
+    for rows, limits in ((1, [16]), (2, [16, 60]), (9, [16, 60, 3, 17, 18, 1, 33, 40, 32])):
+        prompts, noise = some_prompts(rows), uniforms(5, rows, max(limits))
+        plain = [policy.sample([prompts[k]], noise[k : k + 1, :limit])[0] for k, limit in enumerate(limits)]
+        for row, limit in enumerate(limits):
+            noise[row, limit:] = np.nan
+        server, steps, unwanted = make_server(policy), [], {1, 4}
+        step, told = server._step, {row: [] for row in range(rows)}
+        monkeypatch.setattr(
+            server, "_step", lambda size, drawing, to=steps, by=step: to.append(size) or by(size, drawing)
+        )
+
+        def follow(row, before, token_ids, told=told, unwanted=unwanted):
+            told[row] += token_ids.tolist()
+            return row not in unwanted
+
+        for wants_all in (True, False):
+            counted[:], steps[:] = [], []
+            given = {} if wants_all else {"follow": follow}
+            paged = server.sample("", prompts, noise, drawing=TokenSampler(), end_ids=policy.end_ids, **given)
+            for row, (sample, expected) in enumerate(zip(paged, plain, strict=True)):
+                said = sample.token_ids.tolist()
+                assert said == expected.token_ids.tolist()[: len(said)]
+                assert len(said) == len(expected.token_ids) or (row in unwanted and not wants_all)
+                assert wants_all or told[row] == said
+            assert min(counted) >= 0
+            assert len(steps) <= max(limits) - 1 + look + ahead
 
 
 def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):
@@ -519,24 +559,37 @@ def test_a_rows_noise_does_not_depend_on_its_company():
 
 @pytest.mark.long
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from("fts"), st.integers(0, 3), st.integers(1, 40)), max_size=40))
+@given(st.lists(st.tuples(st.sampled_from("ftse"), st.integers(0, 3), st.integers(1, 40)), max_size=40))
 def test_books_never_hand_out_a_page_twice(steps):
+    """Rows take pages (t) or find some first (f), are extended and named again (e), and give their pages back (s)."""
     books = Pages(count=12, size=4)
     held: list[list[int]] = []
+    texts: list[np.ndarray] = []
     for kind, which, tokens in steps:
         ids = (np.arange(tokens) + which).astype(np.int32)
         if kind == "s" and held:
             pages = held.pop(which % len(held))
+            del texts[which % (len(held) + 1)]
             books.give_back(pages)
             continue
-        found = books.find("v", ids) if kind == "f" else []
-        try:
-            pages = found + books.take(books.needed(tokens) - len(found))
-        except OutOfPages:
-            books.give_back(found)
-            continue
+        if kind == "e" and held:
+            k = which % len(held)
+            ids = np.concatenate([texts[k], ids])
+            more = books.needed(len(ids)) - len(held[k])
+            if more > books.available:
+                continue
+            held[k] += books.take(more)
+            texts[k], pages = ids, held[k]
+        else:
+            found = books.find("v", ids) if kind == "f" else []
+            try:
+                pages = found + books.take(books.needed(tokens) - len(found))
+            except OutOfPages:
+                books.give_back(found)
+                continue
+            held.append(pages)
+            texts.append(ids)
         books.name("v", ids, pages)
-        held.append(pages)
         own = [page for pages in held for page in pages]
         assert 0 not in own, "the scratch page is nobody's"
         counts = {page: own.count(page) for page in own}

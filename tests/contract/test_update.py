@@ -62,6 +62,21 @@ def test_few_long_messages_or_many_short_ones_size_the_first_step(tokens, measur
     assert len(_subsample(rows[:5], lengths_M, np.random.default_rng(0))) == 5
 
 
+def test_messages_of_different_lengths_are_measured_until_their_tokens_are_enough():
+    lengths_M, rows = np.arange(1000), np.arange(100, 1000)
+    order = np.random.default_rng(3).permutation(rows)
+    taken, tokens = 0, 0
+    while tokens + lengths_M[order[taken]] <= 4096:
+        tokens += lengths_M[order[taken]]
+        taken += 1
+    expected = order[: max(8, taken)]
+    assert _subsample(rows, lengths_M, np.random.default_rng(3)).tolist() == sorted(expected.tolist())
+    short_M = lengths_M // 4
+    some = _subsample(rows, short_M, np.random.default_rng(3))
+    assert 8 < len(some) < 64
+    assert short_M[some].sum() <= 4096
+
+
 @pytest.mark.long
 def test_twenty_updates_with_learning_rate_zero_change_nothing():
     world = World(learning_rate=0.0)

@@ -46,8 +46,9 @@ FILL = 0.8
 KL_SUBSAMPLE = 64
 """Most messages on which the first step and early stopping are measured; neither decides on acceptance."""
 KL_SUBSAMPLE_TOKENS = 4096
-"""Most tokens that these messages have together. KLs of long messages, which are sums over their tokens, differ less
-from each other, and fewer of them suffice."""
+"""Most tokens that these messages have together. The KL of a long message is a sum over many tokens, so that KLs of
+messages of about one length differ little, and few of them suffice. Where lengths differ much, this is a rough
+estimate."""
 KL_SUBSAMPLE_LEAST = 8
 """So many messages are measured however long they are."""
 

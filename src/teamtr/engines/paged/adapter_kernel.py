@@ -36,7 +36,7 @@ def _own_adapter_kernel(
         c = start + tl.arange(0, COLUMNS)
         own = adapter[:, None] == (c % (ADAPTERS * RANK) // RANK)[None, :]
         of_rows = in_n[:, None] & (c < ALL)[None, :]
-        # Read whole and masked afterwards: with a mask by column, it would be read number by number.
+        # Loaded without the mask by column, which would split the load into single numbers, and masked afterwards.
         narrow = tl.load(product + n[:, None] * row + OUT + c[None, :], mask=of_rows, other=0.0)
         narrow = tl.where(own, narrow, 0.0)
         part = tl.load(up + o[:, None] * ALL + c[None, :], mask=in_o[:, None] & (c < ALL)[None, :], other=0.0)

@@ -57,9 +57,9 @@ class Look:
 
 @dataclass
 class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses do not change. ``number`` is the noise of each
-    seat's next token. ``kept`` holds the features that each token was drawn from, ``kept_width`` numbers per token (0:
-    they are not kept)."""
+    """The tensors that captured graphs read and write; their addresses do not change. ``next_uniform`` is the noise of
+    each seat's next token. ``kept`` holds the features that each token was drawn from, ``kept_width`` numbers per token
+    (0: they are not kept)."""
 
     rows: int
     tokens: int
@@ -70,7 +70,7 @@ class DecodeBuffers:
     kept_dtype: torch.dtype = torch.float32
     token: Tensor = field(init=False)
     position: Tensor = field(init=False)
-    number: Tensor = field(init=False)
+    next_uniform: Tensor = field(init=False)
     step: Tensor = field(init=False)
     row: Tensor = field(init=False)
     alive: Tensor = field(init=False)
@@ -95,7 +95,7 @@ class DecodeBuffers:
 
         self.token, self.step, self.row = make(sequences), make(sequences), make(sequences)
         self.position = make(sequences, dtype=torch.int32)
-        self.number = make(sequences, dtype=torch.float64)
+        self.next_uniform = make(sequences, dtype=torch.float64)
         self.alive = make(sequences, dtype=torch.bool)
         self.limit, self.adapter, self.ends = make(sequences), make(sequences), make(sequences, MOST_ENDS)
         self.table = make(sequences, self.width, dtype=torch.int32)
@@ -119,7 +119,7 @@ class DecodeBuffers:
         return (
             self.token,
             self.position,
-            self.number,
+            self.next_uniform,
             self.step,
             self.row,
             self.alive,
@@ -162,7 +162,7 @@ class DecodeBuffers:
         self.table[here], self.ends[here] = sent(table, np.int32), sent(ends)
         self.row[here] = slots
         self.position[here] = sent([len(row.prompt) for row in rows], np.int32)
-        self.number[here] = sent(noise[:, 0], np.float64)
+        self.next_uniform[here] = self.uniform[slots, 0]
         self.limit[here] = sent([len(row.noise_T) for row in rows])
         self.adapter[here] = sent([row.adapter for row in rows])
         self.step[here] = 0
@@ -234,5 +234,5 @@ class DecodeBuffers:
         goes_on_N = alive_N & ~ended_N & (step_N + 1 < self.limit[here])
         self.token[here] = torch.where(alive_N, ids_N, self.token[here])
         self.step[here] = step_N + goes_on_N
-        self.number[here] = self.uniform[self.row[here], self.step[here]]
+        self.next_uniform[here] = self.uniform[self.row[here], self.step[here]]
         self.alive[here] = goes_on_N

@@ -98,7 +98,7 @@ def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -
 
 @triton.jit
 def _record_kernel(
-    chosen, logprob, features, token, position, number, step, row, alive, limit, ends, uniform, ids, logp, kept,
+    chosen, logprob, features, token, position, next_uniform, step, row, alive, limit, ends, uniform, ids, logp, kept,
     spare, tokens, features_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ENDS: tl.constexpr, FED: tl.constexpr,
     KEPT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -106,8 +106,8 @@ def _record_kernel(
     await_previous(EARLY)
     n = tl.program_id(0).to(tl.int64)
     lives, at, said = tl.load(alive + n) != 0, tl.load(step + n), tl.load(chosen + n)
-    mine = tl.load(row + n).to(tl.int64) * tokens
-    to = tl.where(lives, mine, spare.to(tl.int64) * tokens) + at
+    own = tl.load(row + n).to(tl.int64)
+    to = tl.where(lives, own, spare).to(tl.int64) * tokens + at
     tl.store(ids + to, said)
     tl.store(logp + to, tl.load(logprob + n))
     if KEPT:
@@ -119,12 +119,12 @@ def _record_kernel(
     goes_on = lives & (ended == 0) & (at + 1 < tl.load(limit + n))
     next_token, fed = tl.where(lives, said, tl.load(token + n)), tl.load(position + n) + lives.to(tl.int32)
     next_step = at + goes_on.to(tl.int64)
-    next_number = tl.load(uniform + mine + next_step)
+    next_number = tl.load(uniform + own * tokens + next_step)
     tl.debug_barrier()  # all warps have read the seat before one of them changes it
     tl.store(token + n, next_token)
     if FED:
         tl.store(position + n, fed)
-    tl.store(number + n, next_number)
+    tl.store(next_uniform + n, next_number)
     tl.store(step + n, next_step)
     tl.store(alive + n, goes_on)
 
@@ -133,9 +133,9 @@ def record_tokens(
     ids_N: Tensor, logp_N: Tensor, features_NH: Tensor, seats: tuple[Tensor, ...], uniform: Tensor, ids: Tensor,
     logp: Tensor, kept: Tensor | None, *, fed: bool,
 ) -> None:  # fmt: skip
-    """``DecodeBuffers.record`` in one kernel. ``seats``: token, position, number, step, row, alive, limit and ends of
-    the rows that drew; ``uniform`` holds all rows' noise, ``ids``, ``logp`` and ``kept`` what they said, with one spare
-    row."""
+    """``DecodeBuffers.record`` in one kernel. ``seats``: token, position, next_uniform, step, row, alive, limit and ends
+    of the rows that drew; ``uniform`` holds all rows' noise, ``ids``, ``logp`` and ``kept`` what they said, with one
+    spare row."""
     width = features_NH.shape[1]
     _record_kernel[(len(ids_N),)](
         ids_N, logp_N, features_NH, *seats, uniform, ids, logp, ids if kept is None else kept,

@@ -83,7 +83,8 @@ class Pages:
         return list(pages)
 
     def name(self, version: str, ids: Ids, pages: Sequence[int]) -> None:
-        """Make the pages that ``ids`` fills reusable as a prefix. Those that have a name already are its beginning."""
+        """Make the pages that ``ids`` fills reusable as a prefix. Pages at the beginning that have names keep them, and
+        the names of the others continue from there."""
         known = next((k for k, page in enumerate(pages) if page not in self._name_of), len(pages))
         before = self._name_of[pages[known - 1]] if known else version.encode()
         for name, page in zip(self._names(before, ids[known * self.size :]), pages[known:], strict=False):

@@ -282,7 +282,7 @@ class Server:
         place = {leader: i for i, leader in enumerate(leaders)}
         at = send(np.array([place[lead] for lead in leads]), buffers.device)
         logits = self.copy.logits(hidden)[at]
-        ids, logp = sequences[0].job.speaker.drawing(logits, buffers.number[here])
+        ids, logp = sequences[0].job.speaker.drawing(logits, buffers.next_uniform[here])
         buffers.record(here, ids, logp, hidden[at])
 
     # -- 3. ---------------------------------------------------------------------------------------------------
@@ -290,9 +290,9 @@ class Server:
     def _advance(self, running: Sequence[OpenRow]) -> tuple[Look, int]:
         """Some steps of all rows. Returns their number, and a look at the rows that is taken before the last few of
         them, so that the card computes these while rows that ended leave; or after all, if no row can have more."""
-        left, rows = max(sequence.left for sequence in running), len(running)
+        left, rows = max(0, *(sequence.left for sequence in running)), len(running)
         steps = min(LOOK_EVERY, left)
-        ahead = min(STEPS_AHEAD, left - steps)
+        ahead = min(STEPS_AHEAD, steps, left - steps)
         drawing, buffers = running[0].job.speaker.drawing, self._require_buffers()
         for _ in range(steps - ahead):
             self._replay(rows, drawing)
@@ -340,9 +340,10 @@ class Server:
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
         if self.copy.rows is not None:
             self.copy.rows.index_N = buffers.adapter[:size]
+        # Models that torch computes may use positions as indices, which must be long; our kernels take any integers.
         position = buffers.position[:size] if self.copy.joined else buffers.position[:size].long()
         hidden = self._hidden(layout, buffers.token[:size], position)
-        ids, logp = drawing(self.copy.logits(hidden), buffers.number[:size])
+        ids, logp = drawing(self.copy.logits(hidden), buffers.next_uniform[:size])
         buffers.record(slice(0, size), ids, logp, hidden, fed=True)
 
     def _capture(self, size: int, drawing: TokenSampler) -> Any:

@@ -93,7 +93,8 @@ def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
 
 
 def _in_common(a: list[int], b: list[int]) -> int:
-    """Pages at the beginning of both; most rows of different prompts differ in the first one."""
+    """Number of pages that both begin with. Rows of different prompts mostly differ in the first one, so that is
+    compared first."""
     return common_beginning(np.asarray(a), np.asarray(b)) if a[0] == b[0] else 0
 
 
