@@ -131,6 +131,33 @@ def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawi
             np.testing.assert_allclose(ours.logprobs, plain.logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_rows_that_are_read_beside_running_steps_say_the_same(policy, rows, monkeypatch):
+    """With steps still to be computed at every look, and without; one prompt alone, and rows that end early, that
+    nobody wants any more, or that wait for pages."""
+    prompts, noise = some_prompts(rows), uniforms(5, rows, 48)
+    copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
+    copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
+    said = []
+    for ahead, pool_bytes in ((0, 1 << 26), (2, 1 << 26), (2, 1 << 19), (5, 1 << 26)):
+        monkeypatch.setattr("teamtr.engines.paged.sampler.STEPS_AHEAD", ahead)
+        server, told = Server(copy, pool_bytes=pool_bytes, graphs=CARD), {row: [] for row in range(rows)}
+
+        def follow(row, before, token_ids, told=told):
+            told[row] += token_ids.tolist()
+            return row % 3 != 2
+
+        found = server.sample("", prompts, noise, drawing=TokenSampler(1.0), end_ids=frozenset({5, 6}), follow=follow)
+        assert [told[row] for row in range(rows)] == [one.token_ids.tolist() for one in found]
+        said.append(found)
+    for others in said[1:]:
+        for k, (first, other) in enumerate(zip(said[0], others, strict=True)):
+            shared = min(len(first.token_ids), len(other.token_ids))
+            assert k % 3 == 2 or len(first.token_ids) == len(other.token_ids)
+            assert first.token_ids[:shared].tolist() == other.token_ids[:shared].tolist()
+            np.testing.assert_allclose(first.logprobs[:shared], other.logprobs[:shared], atol=1e-4)
+
+
 @pytest.mark.parametrize(("rows", "size", "found"), [(300, 384, 24), (40, 48, 3)])
 def test_groups_that_read_their_prompts_together_say_the_same(policy, rows, size, found, monkeypatch):
     """Three of the five prompts have whole pages, for a fifth of the rows each, in clusters of 8; also where few rows

@@ -133,9 +133,9 @@ def record_tokens(
     ids_N: Tensor, logp_N: Tensor, features_NH: Tensor, seats: tuple[Tensor, ...], uniform: Tensor, ids: Tensor,
     logp: Tensor, kept: Tensor | None, *, fed: bool,
 ) -> None:  # fmt: skip
-    """``DecodeBuffers.record`` in one kernel. ``seats``: token, position, next_uniform, step, row, alive, limit and ends
-    of the rows that drew; ``uniform`` holds all rows' noise, ``ids``, ``logp`` and ``kept`` what they said, with one
-    spare row."""
+    """``DecodeBuffers.record`` in one kernel. ``seats``: token, position, next_uniform, step, row, alive, limit and
+    ends of the rows that drew; ``uniform`` holds all rows' noise, ``ids``, ``logp`` and ``kept`` what they said, with
+    one spare row."""
     width = features_NH.shape[1]
     _record_kernel[(len(ids_N),)](
         ids_N, logp_N, features_NH, *seats, uniform, ids, logp, ids if kept is None else kept,
