@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,17 +43,26 @@ class Seated:
 
 @dataclass(frozen=True)
 class Look:
-    """The state of some seats at one point of the stream of steps. What ended before it does not change any more."""
+    """The state of some seats at one point of the stream of steps. What ended before it does not change any more. Who
+    reads it waits for that point, but not for what follows it."""
 
     found: Tensor
     when: torch.cuda.Event | None
 
-    def read(self) -> tuple[list[bool], list[int]]:
-        """Which seats were alive, and their positions. Waits for that point, but not for what follows it."""
+    @cached_property
+    def _read(self) -> list[list[int]]:
         if self.when is not None:
             self.when.synchronize()
-        alive, position = self.found.tolist()
-        return list(map(bool, alive)), position
+        read: list[list[int]] = self.found.tolist()
+        return read
+
+    @property
+    def alive(self) -> list[bool]:
+        return list(map(bool, self._read[0]))
+
+    @property
+    def positions(self) -> list[int]:
+        return self._read[1]
 
 
 @dataclass

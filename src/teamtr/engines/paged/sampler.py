@@ -169,13 +169,13 @@ class Server:
             # 3. decode
             look, steps = self._advance(running)
             # 4. compact the batch
-            alive, written = look.read()
+            alive = look.alive
             work.advance(len(fresh) + len(running) * steps)  # also counts rows that ended in between
             if follow is not unfollowed:
-                alive = self._tell(running, alive, written, look, follow)
+                alive = self._tell(running, alive, look, follow)
             ended = []
             if not all(alive):
-                ended = self._leave(running, alive, written, look)
+                ended = self._leave(running, alive, look)
                 self._put_clusters(remaining(self._require_buffers().clusters, alive), sum(alive))
                 running[:] = [sequence for sequence, stays in zip(running, alive, strict=True) if stays]
 
@@ -372,11 +372,10 @@ class Server:
 
     # -- 4. ---------------------------------------------------------------------------------------------------
 
-    def _tell(
-        self, running: Sequence[OpenRow], alive: Sequence[bool], written: Sequence[int], look: Look, follow: Follow
-    ) -> list[bool]:
+    def _tell(self, running: Sequence[OpenRow], alive: Sequence[bool], look: Look, follow: Follow) -> list[bool]:
         """Report the tokens between the last two looks to ``follow``; returns which rows continue. A row that
         ``follow`` no longer wants leaves as if it had ended."""
+        written = look.positions
         most = max(upto - len(sequence.prompt) for sequence, upto in zip(running, written, strict=True)) + 1
         ids, _ = self._require_buffers().said([sequence.slot for sequence in running], most, look)
         goes_on = []
@@ -387,12 +386,10 @@ class Server:
             goes_on.append(stays and wanted)
         return goes_on
 
-    def _leave(
-        self, running: Sequence[OpenRow], alive: Sequence[bool], written: Sequence[int], look: Look
-    ) -> list[Ended]:
+    def _leave(self, running: Sequence[OpenRow], alive: Sequence[bool], look: Look) -> list[Ended]:
         """Remove the rows that ended and release their pages; returns their messages."""
         buffers, books = self._require_buffers(), self._require_pool().books
-        gone = [i for i, stays in enumerate(alive) if not stays]
+        gone, written = [i for i, stays in enumerate(alive) if not stays], look.positions
         most = max(written[i] - len(running[i].prompt) for i in gone) + 1  # buffers are longer than messages
         ids, logp = buffers.said([running[i].slot for i in gone], most, look)
         ended: list[Ended] = []

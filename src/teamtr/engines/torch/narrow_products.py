@@ -56,7 +56,7 @@ def _across_kernel(
     """Some columns, all of one layer, over ``each`` tokens: their part of scale * wide' @ narrow, and with ``ALONG`` of
     scale * wide @ factor."""
     block, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    # Without knowing that columns are aligned, a tile would be read number by number, at a quarter of the speed.
+    # Without knowing that columns are aligned, a tile would be read number by number, at a third of the speed.
     start = tl.multiple_of(tl.load(places + 3 * block), ALIGNED)
     end, layer = tl.multiple_of(tl.load(places + 3 * block + 1), ALIGNED), tl.load(places + 3 * block + 2)
     c, r = start.to(tl.int64) + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
